@@ -1,0 +1,37 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check format bench install clean
+
+demo: $(READY)  ## the main job on a fictional survey: a private release, rows, answers
+	rm -rf demo
+	$(BIN)/anamorph demo --out demo
+
+test: $(READY)  ## all tests, on two cores
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## every figure of the benchmarks, as JSON
+	$(BIN)/python -m bench
+
+install: $(READY)  ## .venv with every extra; then .venv/bin/anamorph
+
+$(READY): pyproject.toml
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'anamorph needs Python 3.11 or newer')"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[frames,dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .ruff_cache .hypothesis
