@@ -1,0 +1,316 @@
+"""Curator: holds one source and one budget; the only object that sees private rows.
+
+It does two things, `measure` and `select`, and always in this order: check the request, charge it durably, count,
+randomise, store the answer durably, return it. What it returns is public. PROOFS.md has a paragraph for each method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale
+from anamorph.curator.ledger import Ledger, Run
+from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
+from anamorph.curator.purse import Purse
+from anamorph.curator.scores import GRID, SCORES, AbsoluteError, Score, errors
+from anamorph.curator.tallies import (
+    Counts,
+    GroupBy,
+    Tally,
+    cells_asked,
+    check_tally,
+    count,
+    squared_sensitivity,
+)
+from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError, WorkloadError
+from anamorph.release import Measurement, Privacy, Spend
+from anamorph.schema import Schema
+
+if TYPE_CHECKING:
+    from anamorph.queries.workload import Workload
+
+CACHE_BYTES = 256 << 20
+"""How much memory the curator keeps for counts that are asked again."""
+
+LARGEST_ANSWER = 100_000_000
+"""The most numbers of one measurement: what a ledger can store as one record."""
+
+TOTAL_SHARE = 0.02
+"""The share of the budget that measures the number of rows, where that is private."""
+
+
+class Source(Counts, Protocol):
+    """Where private rows live, as far as a curator needs it."""
+
+    @property
+    def schema(self) -> Schema: ...
+    def rows(self) -> int: ...
+
+
+class Curator:
+    """Charges, counts, randomises, returns."""
+
+    def __init__(
+        self,
+        source: Source,
+        budget: Budget,
+        *,
+        neighbours: Relation = "replace",
+        ledger: Ledger | None = None,
+        terms: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        unsafe_seed: int | None = None,
+    ) -> None:
+        """Opens the account of the source's dataset, or takes a further run from it.
+
+        Args:
+            source: the private rows.
+            budget: what this run may spend.
+            neighbours: what one person may change: one row replaced, or one row added or removed.
+            ledger: where spends are kept; without one this object alone keeps them, and forgets.
+            terms: the public description of the run that a resumed one must match.
+            resume: continue the newest unfinished run of the same terms instead of beginning one.
+            unsafe_seed: makes the noise reproducible: NOT PRIVATE, and no ledger is touched.
+        """
+        check_request(source.schema, neighbours)
+        self.schema = source.schema
+        self.budget = budget
+        self.neighbours: Relation = neighbours
+        self._bits: Bits = SystemBits() if unsafe_seed is None else SeededBits(unsafe_seed)
+        self._source = source
+        self._cache = _Cache(source)
+        if neighbours == "replace" and source.rows() == 0:
+            raise DataError(
+                "the data must have at least one row where rows are replaced; or use --neighbours add-remove"
+            )
+        self._run = self._begin(ledger if unsafe_seed is None else None, dict(terms or {}), resume)
+        self._spends: tuple[Spend, ...] = ()
+        self._total: float | None = None
+
+    def _begin(self, ledger: Ledger | None, terms: dict[str, Any], resume: bool) -> Purse | Run:
+        if ledger is None:
+            return Purse(self.budget.rho)
+        budget, name = self.budget, self.schema.dataset
+        if resume and ledger.account(name) is None:
+            raise ParameterError(
+                f"dataset ({name!r}) must have a run to resume in this ledger: name another, or begin one"
+            )
+        ledger.open(
+            dataset=name,
+            relation=self.neighbours,
+            schema=self.schema.fingerprint,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            rho=budget.rho,
+        )
+        if resume:
+            run = ledger.resume(name, terms=terms)
+            if run.rho > budget.rho:
+                raise BudgetError("the run to resume must have this budget; it began with a larger one")
+            return run
+        return ledger.begin(name, terms=terms, rho=budget.rho)
+
+    @property
+    def remaining(self) -> float:
+        """The rho that this run may still spend, after what the total costs."""
+        self.total  # noqa: B018 - the total is charged before anybody plans with the rest
+        return self._run.remaining
+
+    @property
+    def total(self) -> float:
+        """The public number of rows: exact where rows are replaced, else a noisy one, charged at the first use."""
+        if self._total is None:
+            self._total = float(self._source.rows()) if self.neighbours == "replace" else self._measure_total()
+        return self._total
+
+    def privacy(self) -> Privacy:
+        """Returns the promise of this run, and what was spent where."""
+        budget, private = self.budget, isinstance(self._bits, SystemBits)
+        return Privacy(self.neighbours, budget.epsilon, budget.delta, budget.rho, self._spends, private)
+
+    def finish(self, digest: str) -> None:
+        """Tells the ledger that the release of this run is safely written."""
+        self._run.finish(digest)
+
+    def measure(
+        self, workload: Workload, *, rho: float, compose: Literal["jointly", "by block"] = "jointly"
+    ) -> Measurement:
+        """Returns the answers of a workload with discrete Gaussian noise: rho-zCDP.
+
+        sigma = Delta / sqrt(2 rho) in counts, with Delta the joint L2 sensitivity of all numbers of the workload. By
+        block, Delta^2 is the number of blocks times that of one block, as in the papers: never less noise.
+        """
+        total, rho, tallies = self.total, float(rho), self._tallies(workload)
+        if workload.cells > LARGEST_ANSWER:
+            raise WorkloadError(
+                f"a measurement ({workload.cells} queries) must have at most {LARGEST_ANSWER}: split it"
+            )
+        squared = squared_sensitivity(tallies, self.neighbours)
+        if compose == "by block":
+            squared = max(squared, workload.blocks)
+        sigma = gaussian_sigma(squared, rho)
+        noise = discrete_gaussian(workload.cells, sigma, self._bits)  # drawn before the charge: it looks at nothing
+        what = f"{workload.cells} queries in {workload.blocks} blocks, sigma {sigma:.6g}"
+        answer = self._charge("measure", rho, what, (workload.digest, compose))
+        if answer is None:
+            self._cache.prepare(tallies)
+            answer = noise + np.concatenate([count(tally, self._cache) for tally in tallies])
+            self._run.store(answer.tobytes())
+        return Measurement(workload, answer / total, np.full(workload.blocks, sigma / total), total)
+
+    def select(
+        self,
+        workload: Workload,
+        estimate: Iterable[NDArray[np.floating]],
+        *,
+        rho: float,
+        k: int = 1,
+        score: Score = AbsoluteError(),  # noqa: B008 - frozen
+        exclude: ArrayLike = (),
+    ) -> NDArray[np.int64]:
+        """Returns the ids of k blocks with large error, best first: rho-zCDP.
+
+        One-shot top-k: the k largest of score + Gumbel(beta), beta = Delta sqrt(k / (2 rho)), are k rounds of the
+        exponential mechanism by peeling. The estimate is public: an array for each piece of the workload.
+        """
+        _, rho, tallies = self.total, float(rho), self._tallies(workload)
+        excluded = np.unique(np.asarray(exclude, np.int64))
+        check_blocks(workload, score, excluded)
+        if not 1 <= k <= workload.blocks - excluded.size:
+            raise WorkloadError(
+                f"k ({k}) must be from 1 to {workload.blocks - excluded.size}, the number of blocks left to select"
+            )
+        scale = gumbel_scale(score.sensitivity(self.neighbours) << GRID, k, rho)
+        request = (workload.digest, k, type(score).__name__, hashlib.sha256(excluded.tobytes()).hexdigest())
+        what = f"{k} of {workload.blocks - excluded.size} blocks by {type(score).__name__}"
+        answer = self._charge("select", rho, what, request)
+        if answer is None:
+            self._cache.prepare(tallies)
+            answer = top_k(self._scores(workload, estimate, score, excluded), k, scale, self._bits)
+            self._run.store(answer.tobytes())
+        return answer
+
+    def _tallies(self, workload: Workload) -> list[Tally]:
+        """Returns the tallies of a workload, after checking each: what a query class says is not believed."""
+        tallies = [piece.tally for piece in workload.pieces()]
+        for tally in tallies:
+            check_tally(tally, self.schema.sizes)
+        if sum(tally.cells for tally in tallies) != workload.cells:
+            raise WorkloadError("a workload's pieces must be all of its queries")
+        return tallies
+
+    def _scores(
+        self, workload: Workload, estimate: Iterable[NDArray[np.floating]], score: Score, excluded: NDArray[np.int64]
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yields the score of each block in order: single cells a piece at a time, a larger block when it is whole."""
+        block, merged = -1, 0
+        for piece, guess in zip(workload.pieces(), estimate, strict=True):
+            if guess.shape != (piece.tally.cells,):
+                raise ParameterError(f"estimate {guess.shape} must have {piece.tally.cells} numbers for this piece")
+            wrong = errors(count(piece.tally, self._cache), guess, self.total)
+            if piece.first != block and block >= 0:
+                yield without(np.array([merged]), block, excluded)
+                block, merged = -1, 0
+            if piece.blocks > 1:
+                yield without(wrong, piece.first, excluded)
+            else:
+                block, merged = piece.first, score.merge(wrong, merged)
+        if block >= 0:
+            yield without(np.array([merged]), block, excluded)
+
+    def _measure_total(self) -> float:
+        rho = self._run.remaining * TOTAL_SHARE
+        sigma = gaussian_sigma(1, rho)
+        answer = self._charge("total", rho, f"the number of rows, sigma {sigma:.6g}", ())
+        if answer is None:
+            answer = discrete_gaussian(1, sigma, self._bits) + self._source.rows()
+            self._run.store(answer.tobytes())
+        return float(max(int(answer[0]), 1))
+
+    def _charge(self, kind: str, rho: float, what: str, request: Sequence[object]) -> NDArray[np.int64] | None:
+        """Charges a step; returns its stored answer where a resumed run was charged for it before."""
+        if not 0 < rho < float("inf"):
+            raise ParameterError(f"rho ({rho!r}) must be a finite number above 0")
+        digest = hashlib.sha256(repr((kind, rho, self.neighbours, *request)).encode()).hexdigest()
+        stored = self._run.charge(kind=kind, rho=rho, what=what, digest=digest)
+        self._spends += (Spend(kind, rho, what),)
+        return None if stored is None else np.frombuffer(stored, np.int64)
+
+
+def check_request(schema: Schema, neighbours: str) -> None:
+    """Refuses an unknown relation, and a schema that was read from private rows; looks at none."""
+    if neighbours not in get_args(Relation):
+        raise ParameterError(f"neighbours ({neighbours!r}) must be {' or '.join(get_args(Relation))}")
+    if schema.from_data():
+        names = ", ".join(map(repr, schema.from_data()))
+        raise SchemaError(
+            f"columns {names}: source (data) must be declared, public or dp: values read from private rows "
+            "are not covered by the promise; review them in the schema and write `source: declared`"
+        )
+
+
+def check_blocks(workload: Workload, score: Score, excluded: NDArray[np.int64]) -> None:
+    """Refuses what the sensitivity of a score does not cover.
+
+    Ids run through the pieces without a gap; a piece is of single cells, each a block, or of one block; the pieces of
+    one block are disjoint slabs of one marginal; and only a score of blocks is used on blocks of several cells.
+    """
+    if type(score) not in SCORES:
+        raise ParameterError(f"score must be one of {', '.join(kind.__name__ for kind in SCORES)}")
+    if excluded.size and not (excluded[0] >= 0 and excluded[-1] < workload.blocks):
+        raise WorkloadError(f"exclude must be ids from 0 to {workload.blocks - 1}")
+    following, slabs = 0, {}
+    for piece in workload.pieces():
+        single = piece.blocks == piece.tally.cells
+        continued = piece.blocks == 1 and piece.first == following - 1 and piece.first in slabs
+        if not (single or piece.blocks == 1) or not (continued or piece.first == following):
+            raise WorkloadError("a piece must be of single queries, or of one block, in the order of their ids")
+        if piece.blocks == 1:
+            slabs.setdefault(piece.first, []).append(piece.tally)
+        following = piece.first + piece.blocks
+    for tallies in slabs.values():
+        several = len(tallies) > 1 or tallies[0].cells > 1
+        if several and (type(score) is AbsoluteError or not all(isinstance(tally, GroupBy) for tally in tallies)):
+            raise WorkloadError("a block of several queries must be a whole marginal, selected by L1Error or MaxError")
+        if several and len(cells_asked(tallies)) > 1:
+            raise WorkloadError("a block must be of one marginal")
+
+
+def without(scores: NDArray[np.int64], first: int, excluded: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the scores of consecutive blocks, those excluded marked so."""
+    start, stop = np.searchsorted(excluded, (first, first + scores.size))
+    scores[excluded[start:stop] - first] = EXCLUDED
+    return scores
+
+
+class _Cache:
+    """Counts of marginals that were asked before, up to a cap; private, and never leaves the curator."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._bytes = 0
+
+    def prepare(self, tallies: Sequence[Tally]) -> None:
+        """Counts the marginals of some tallies in one request, as far as they fit."""
+        wanted = tuple({features: None for tally in tallies for features in tally.sets if features not in self._kept})
+        for _ in self._count(wanted):
+            if self._bytes > CACHE_BYTES:
+                break
+
+    def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields the non-empty cells of each marginal and their counts."""
+        for features in sets:
+            yield self._kept[features] if features in self._kept else next(self._count((features,)))
+
+    def _count(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        for features, found in zip(sets, self._source.counts(sets) if sets else (), strict=True):
+            if self._bytes <= CACHE_BYTES:
+                self._kept[features] = found
+                self._bytes += found[0].nbytes + found[1].nbytes
+            yield found
