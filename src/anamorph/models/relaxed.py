@@ -1,0 +1,270 @@
+"""Relaxed rows, and the relaxed projection that fits them (RAP, algorithm 1).
+
+The model is a table of n' rows whose cells are probability vectors, with a weight for each row. Fitting minimises, by
+Adam over free numbers mapped to simplices,
+
+    chi^2 / (2 n)  +  penalty * I,     chi^2 = sum over measured answers of ((answer - noisy answer) / sigma)^2,
+
+with answers and sigma as counts. I is the information that the rows carry beyond independence,
+
+    I = sum over features f of sum over rows r of w_r KL(P_rf || mean_f)  +  KL(w || uniform):
+
+among the tables that explain the measurements the penalty prefers the one nearest to independence, as a graphical
+model of maximum entropy does. Penalty 0 and equal weights are the RAP paper's objective.
+
+References: Aydore et al. 2021, algorithm 1 and section 5.1 (Adam, rate 0.001, at most 5000 steps, stop when the
+relative improvement of the loss falls below 1e-7, start in [-1, 1]).
+Deviations: the loss weighs measurements by 1 / sigma^2; SparseMax is part of the objective, so that its derivative is
+used, instead of being applied after each step; the best table seen is returned, not the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Literal, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from numpy.typing import NDArray
+
+from anamorph import progress
+from anamorph.errors import CorruptionError, ParameterError
+from anamorph.models import goals, products
+from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax
+from anamorph.queries.workload import Workload
+from anamorph.release import Measurement
+from anamorph.rounding import round_rows
+from anamorph.table import Table
+
+DISPATCH = 50
+"""Steps between two returns to Python, so that progress shows and an interrupt is heard."""
+
+KEEP = 10
+"""Steps between two comparisons with the best table so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedRows:
+    """A table of relaxed rows."""
+
+    sizes: tuple[int, ...]
+    probabilities: NDArray[np.float32]
+    """A line for each code of each feature, a column for each row."""
+    weights: NDArray[np.float32]
+    """The weight of each row; they sum to 1."""
+    free: NDArray[np.float32] | None = None
+    """The free numbers behind the probabilities, for a warm start."""
+    degraded: bool = False
+    """Whether a fit met a loss that was not a number and fell back to the best table before it."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the lines lie."""
+        return Layout(self.sizes)
+
+    @cached_property
+    def table(self) -> Array:
+        """The padded matrix that answers are computed from."""
+        return self.layout.flatten(self.layout.stack(jnp.asarray(self.probabilities), 0.0))
+
+    def answers(self, workload: Workload) -> Iterator[NDArray[np.float32]]:
+        """Yields the relaxed answers of each piece of a workload."""
+        weights = jnp.asarray(self.weights)
+        for piece in workload.pieces():
+            yield products.answers(self.layout, self.table, weights, piece.tally)
+
+    def sample(self, rows: int, *, seed: int) -> Table:
+        """Returns rows rounded at random from the relaxed ones."""
+        return round_rows(self.probabilities, self.weights, self.sizes, rows=rows, seed=seed)
+
+    def arrays(self) -> dict[str, NDArray]:
+        """Returns what a release keeps."""
+        return {"probabilities": self.probabilities, "weights": self.weights}
+
+    @classmethod
+    def from_arrays(cls, sizes: tuple[int, ...], arrays: dict[str, NDArray]) -> Self:
+        """Returns the model of a release; refuses anything but probability vectors."""
+        probabilities, weights = arrays["probabilities"], arrays["weights"]
+        fits = probabilities.ndim == 2 and probabilities.shape == (sum(sizes), weights.size) and weights.ndim == 1
+        if not fits or not (np.all(probabilities >= 0) and np.all(weights >= 0)):
+            raise CorruptionError("the model must hold a probability for each code of each row; it does not")
+        sums = np.add.reduceat(probabilities, np.cumsum((0, *sizes[:-1])), axis=0)
+        if not (np.allclose(sums, 1, atol=1e-3) and np.isclose(weights.sum(), 1, atol=1e-3)):
+            raise CorruptionError("the model's probabilities must sum to 1; they do not")
+        return cls(sizes, probabilities.astype(np.float32), weights.astype(np.float32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelaxedProjection:
+    """The estimator of relaxed rows."""
+
+    rows: int = 1000
+    """n', the number of relaxed rows."""
+    steps: int = 5000
+    """The most Adam steps of one fit."""
+    rate: float = 1e-3
+    """Adam's learning rate."""
+    tolerance: float = 1e-7
+    """A fit stops when the loss changes by less than this fraction of itself from one step to the next."""
+    simplex: Literal["sparsemax", "softmax"] = "sparsemax"
+    """How free numbers become probabilities."""
+    start: float = 1.0
+    """Free numbers start uniformly in [-start, start]."""
+    row_weights: bool = False
+    """Whether rows have weights of their own, fitted with the rest."""
+    penalty: float = 0.0
+    """The weight of the information penalty."""
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ParameterError(f"{name} ({value!r}) must be a whole number of at least 1")
+        for name, least in (("rate", 1e-12), ("start", 0), ("tolerance", 0), ("penalty", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not least <= value < np.inf:
+                raise ParameterError(f"{name} ({value!r}) must be a finite number of at least {least}")
+        if self.simplex not in ("sparsemax", "softmax"):
+            raise ParameterError(f"simplex ({self.simplex!r}) must be sparsemax or softmax")
+
+    def init(self, sizes: tuple[int, ...], *, seed: int) -> RelaxedRows:
+        """Returns rows started at random."""
+        key = jax.random.key(seed)
+        free = jax.random.uniform(key, (sum(sizes), self.rows), minval=-self.start, maxval=self.start)
+        layout = Layout(sizes)
+        return self._model(sizes, settle(self, layout, layout.stack(free, NOWHERE)), jnp.zeros(self.rows))
+
+    def fit(self, model: RelaxedRows, measurements: Sequence[Measurement], *, seed: int = 0) -> RelaxedRows:
+        """Returns the rows that best explain all measurements, starting from the model's rows.
+
+        The fit has no randomness of its own, so the seed is not used.
+        """
+        layout = model.layout
+        aims = goals.build(layout, measurements)
+        if model.free is None:
+            raise ParameterError("model must come from init or fit: a loaded release has no free numbers")
+        free = layout.stack(jnp.asarray(model.free[:-1]), NOWHERE if self.simplex == "softmax" else 0.0)
+        parameters = Parameters(free, jnp.asarray(model.free[-1]))
+        state = start(self, parameters)
+        for done in range(0, self.steps, DISPATCH):
+            state = advance(self, layout, state, aims, min(done + DISPATCH, self.steps))
+            progress.report("project", done + DISPATCH, self.steps)
+            if bool(state.stopped):
+                break
+        progress.report("project", self.steps, self.steps)
+        fitted = self._model(model.sizes, state.best.free, state.best.rows)
+        return replace(fitted, degraded=model.degraded or not bool(jnp.isfinite(state.loss)))
+
+    def _model(self, sizes: tuple[int, ...], free: Stacks, rows: Array) -> RelaxedRows:
+        layout = Layout(sizes)
+        probabilities = layout.flatten(points(self, free))[layout.lines]
+        plain = layout.flatten(free)[layout.lines]
+        behind = jnp.concatenate([plain, rows[None]])
+        return RelaxedRows(sizes, np.asarray(probabilities), np.asarray(row_weights(self, rows)), np.asarray(behind))
+
+
+class Parameters(NamedTuple):
+    """What Adam moves."""
+
+    free: Stacks
+    rows: Array
+    """The logarithms of the row weights, up to a constant."""
+
+
+class State(NamedTuple):
+    """A fit under way."""
+
+    parameters: Parameters
+    optimiser: optax.OptState
+    step: Array
+    loss: Array
+    stopped: Array
+    best: Parameters
+    best_loss: Array
+
+
+def points(estimator: RelaxedProjection, free: Stacks) -> Stacks:
+    """Returns the probabilities that the parameters stand for."""
+    return tuple(softmax(stack) for stack in free) if estimator.simplex == "softmax" else free
+
+
+def settle(estimator: RelaxedProjection, layout: Layout, free: Stacks) -> Stacks:
+    """Returns the parameters after a step: for SparseMax, brought back to the simplices."""
+    if estimator.simplex == "softmax":
+        return free
+    return tuple(sparsemax(jnp.where(mask, stack, NOWHERE)) for stack, mask in zip(free, layout.masks, strict=True))
+
+
+def tangent(estimator: RelaxedProjection, parameters: Parameters, gradient: Parameters) -> Parameters:
+    """Returns the gradient along the simplices: for SparseMax, less its mean under the row's own probabilities.
+
+    What is subtracted is constant over a simplex, so no direction inside it changes; but Adam scales every number on
+    its own, and only differences within a simplex should set its sign.
+    """
+    if estimator.simplex == "softmax":
+        return gradient
+    pairs = zip(gradient.free, parameters.free, strict=True)
+    free = tuple(slope - jnp.sum(slope * point, axis=1, keepdims=True) for slope, point in pairs)
+    return gradient._replace(free=free)
+
+
+def row_weights(estimator: RelaxedProjection, rows: Array) -> Array:
+    """Returns the weights of the rows, which sum to 1."""
+    return jax.nn.softmax(rows) if estimator.row_weights else jnp.full(rows.shape, 1 / rows.size, rows.dtype)
+
+
+def objective(estimator: RelaxedProjection, layout: Layout, parameters: Parameters, aims: goals.Goals) -> Array:
+    """Returns chi^2 / (2 n) plus the information penalty."""
+    probabilities = points(estimator, parameters.free)
+    weights = row_weights(estimator, parameters.rows)
+    table = layout.flatten(probabilities)
+    loss = products.gathered_loss(table, weights, aims.gathered)
+    loss += sum(products.tiled_loss(table, weights, tiled) for tiled in aims.tiled)
+    if estimator.penalty:
+        loss += estimator.penalty * information(probabilities, weights)
+    return loss
+
+
+def information(probabilities: Stacks, weights: Array) -> Array:
+    """Returns the mutual information between the row and each feature, summed, plus KL(w || uniform)."""
+
+    def entropy(p: Array, axis: int | None = None) -> Array:
+        return -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0), axis=axis)
+
+    total = jnp.log(weights.size) - entropy(weights)
+    for stack in probabilities:
+        total += entropy(stack @ weights) - jnp.sum(entropy(stack, axis=1) @ weights)
+    return total
+
+
+def start(estimator: RelaxedProjection, parameters: Parameters) -> State:
+    """Returns the state before the first step."""
+    infinite = jnp.array(jnp.inf)
+    optimiser = optax.adam(estimator.rate).init(parameters)
+    return State(parameters, optimiser, jnp.array(0), infinite, jnp.array(False), parameters, infinite)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def advance(estimator: RelaxedProjection, layout: Layout, state: State, aims: goals.Goals, until: int) -> State:
+    """Returns the state after Adam steps up to number `until`, or where the fit stops by itself."""
+    adam = optax.adam(estimator.rate)
+    slope = jax.value_and_grad(partial(objective, estimator, layout), argnums=0)
+
+    def step(now: State) -> State:
+        loss, gradient = slope(now.parameters, aims)
+        updates, optimiser = adam.update(tangent(estimator, now.parameters, gradient), now.optimiser)
+        settled = jnp.abs(now.loss - loss) <= estimator.tolerance * now.loss
+        stopped = (settled & jnp.isfinite(now.loss)) | ~jnp.isfinite(loss)
+        last = stopped | (now.step + 1 == estimator.steps)
+        better = (loss < now.best_loss) & ((now.step % KEEP == 0) | last)
+        best, best_loss = jax.lax.cond(better, lambda: (now.parameters, loss), lambda: (now.best, now.best_loss))
+        moved = jax.tree.map(jnp.add, now.parameters, updates)
+        moved = Parameters(settle(estimator, layout, moved.free), moved.rows)
+        return State(moved, optimiser, now.step + 1, loss, stopped, best, best_loss)
+
+    return jax.lax.while_loop(lambda now: (now.step < until) & ~now.stopped, step, state)

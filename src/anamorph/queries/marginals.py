@@ -1,0 +1,178 @@
+"""k-way marginals: for a set S of features, how many rows have each combination of their values.
+
+Two query classes: `Marginals`, whose block is a whole marginal, and `Cells`, whose block is a single cell (a k-way
+conjunction, the statistical query of the RAP paper, definition 2.2). Cells of whole marginals are never listed: a
+query is its position in the concatenation of the marginals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anamorph.curator.tallies import GroupBy, Tests, is_set, marginal_cells
+from anamorph.errors import WorkloadError
+from anamorph.queries.piece import Piece
+from anamorph.schema import Schema
+
+MOST_MARGINALS = 1 << 22
+"""The most marginals that one workload lists."""
+
+
+@dataclass(frozen=True)
+class Marginals:
+    """Whole marginals: block i is every cell of the marginal over `sets[i]`."""
+
+    sizes: tuple[int, ...]
+    """The sizes of all columns of the schema."""
+    sets: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not all(is_set(features, self.sizes) for features in self.sets):
+            raise WorkloadError("a marginal must be over one or more distinct columns of the schema")
+
+    @property
+    def blocks(self) -> int:
+        """The number of marginals."""
+        return len(self.sets)
+
+    @property
+    def block_cells(self) -> tuple[int, ...]:
+        """The number of cells of each marginal."""
+        return tuple(marginal_cells(self.sizes, features) for features in self.sets)
+
+    @property
+    def cells(self) -> int:
+        """The number of queries."""
+        return sum(self.block_cells)
+
+    def take(self, ids: ArrayLike) -> Marginals:
+        """Returns the marginals named, in the order named."""
+        return Marginals(self.sizes, tuple(self.sets[i] for i in np.asarray(ids, np.int64).tolist()))
+
+    def by_cell(self) -> Cells:
+        """Returns the same queries, every cell its own block."""
+        return Cells(self)
+
+    def pieces(self, limit: int) -> Iterator[Piece]:
+        """Yields slabs of at most about `limit` cells, whole leading values each."""
+        for block, slab in self.slabs(limit):
+            yield Piece(slab, block, 1)
+
+    def slabs(self, limit: int) -> Iterator[tuple[int, GroupBy]]:
+        """Yields (marginal, slab): the cells of each marginal in order, cut between values of its first feature."""
+        for block, (features, cells) in enumerate(zip(self.sets, self.block_cells, strict=True)):
+            leading = self.sizes[features[0]]
+            step = max(1, limit // (cells // leading))
+            for start in range(0, leading, step):
+                yield block, GroupBy(self.sizes, features, start, min(start + step, leading))
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Single cells of marginals: all of them, or the chosen positions in the concatenation of the marginals."""
+
+    marginals: Marginals
+    chosen: NDArray[np.int64] | None = None
+
+    @property
+    def blocks(self) -> int:
+        """The number of queries."""
+        return self.cells
+
+    @property
+    def cells(self) -> int:
+        """The number of queries."""
+        return self.marginals.cells if self.chosen is None else self.chosen.size
+
+    @property
+    def block_cells(self) -> NDArray[np.int64]:
+        """The number of cells of each block: one."""
+        return np.ones(self.cells, np.int64)
+
+    def take(self, ids: ArrayLike) -> Cells:
+        """Returns the cells named, in the order named."""
+        wanted = np.asarray(ids, np.int64)
+        return Cells(self.marginals, wanted if self.chosen is None else self.chosen[wanted])
+
+    def by_cell(self) -> Cells:
+        """Returns itself."""
+        return self
+
+    def pieces(self, limit: int) -> Iterator[Piece]:
+        """Yields all cells slab by slab; or the chosen cells, at most `limit` at a time."""
+        if self.chosen is None:
+            first = 0
+            for _, slab in self.marginals.slabs(limit):
+                yield Piece(slab, first, slab.cells)
+                first += slab.cells
+        else:
+            for first in range(0, self.chosen.size, limit):
+                tests = self.tests(self.chosen[first : first + limit])
+                yield Piece(tests, first, tests.cells)
+
+    def tests(self, positions: NDArray[np.int64]) -> Tests:
+        """Returns the tally of cells by position; only the marginals that occur are named."""
+        stops = np.cumsum(self.marginals.block_cells)
+        block = np.searchsorted(stops, positions, side="right")
+        used, which = np.unique(block, return_inverse=True)
+        starts = stops - np.asarray(self.marginals.block_cells)
+        sets = tuple(self.marginals.sets[i] for i in used.tolist())
+        return Tests(self.marginals.sizes, sets, which.astype(np.int64), positions - starts[block])
+
+
+def all_marginals(schema: Schema, k: int) -> Marginals:
+    """Returns every k-way marginal of a schema, in lexicographic order of columns."""
+    check_count(check_order(schema, k), k)
+    return Marginals(schema.sizes, tuple(itertools.combinations(range(len(schema.sizes)), k)))
+
+
+def random_marginals(schema: Schema, k: int, *, count: int, seed: int) -> Marginals:
+    """Returns `count` distinct k-way marginals drawn at random: the same for the same seed, everywhere.
+
+    Draws `numpy.random.default_rng(seed).choice(all k-subsets in lexicographic order, count, replace=False)`.
+    """
+    columns, subsets = len(schema.sizes), check_order(schema, k)
+    if count > subsets:
+        raise WorkloadError(f"count ({count}) must be at most {subsets}, the number of {k}-way marginals")
+    check_count(count, k)
+    if subsets >= 1 << 63:
+        raise WorkloadError(f"k ({k}) must be smaller: there are {Decimal(subsets):.3g} marginals to draw from")
+    drawn = np.random.default_rng(seed).choice(subsets, count, replace=False)
+    return Marginals(schema.sizes, tuple(subset(int(rank), columns, k) for rank in drawn))
+
+
+def check_order(schema: Schema, k: int) -> int:
+    """Returns the number of k-way marginals; refuses an order that the schema does not have."""
+    if not 1 <= k <= len(schema.sizes):
+        raise WorkloadError(f"k ({k}) must be from 1 to {len(schema.sizes)}, the number of columns")
+    return math.comb(len(schema.sizes), k)
+
+
+def check_count(count: int, k: int) -> None:
+    """Refuses more marginals than can be listed."""
+    if count > MOST_MARGINALS:
+        raise WorkloadError(
+            f"the workload has {Decimal(count):.3g} {k}-way marginals and must have at most {MOST_MARGINALS}: take a "
+            "smaller k, or draw some with count"
+        )
+
+
+def subset(rank: int, columns: int, k: int) -> tuple[int, ...]:
+    """Returns the k-subset of `range(columns)` that has this rank in lexicographic order."""
+    chosen: list[int] = []
+    candidate = 0
+    while len(chosen) < k:
+        below = math.comb(columns - candidate - 1, k - len(chosen) - 1)
+        if rank < below:
+            chosen.append(candidate)
+        else:
+            rank -= below
+        candidate += 1
+    return tuple(chosen)
