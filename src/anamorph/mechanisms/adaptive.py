@@ -1,0 +1,52 @@
+"""The select-measure-project loop that the adaptive mechanisms share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anamorph import progress
+from anamorph.curator.budget import rest
+from anamorph.curator.curator import Curator
+from anamorph.curator.scores import Score
+from anamorph.models.model import Estimator, ModelT
+from anamorph.queries.workload import Workload
+from anamorph.release import Measurement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round: k blocks are selected with the share `split` of rho and measured with the rest."""
+
+    rho: float
+    k: int
+    split: float = 0.5
+
+
+def adaptive(
+    curator: Curator,
+    workload: Workload,
+    estimator: Estimator[ModelT],
+    rounds: Sequence[Round],
+    *,
+    score: Score,
+    seed: int,
+) -> tuple[ModelT, tuple[Measurement, ...]]:
+    """Selects the worst answered blocks, measures them, projects; repeats. Returns the model and the measurements.
+
+    Every block is measured at most once, and a fit uses all measurements so far, none drawn anew.
+    """
+    model = estimator.init(curator.schema.sizes, seed=seed)
+    log: tuple[Measurement, ...] = ()
+    taken = np.zeros(0, np.int64)
+    for step, round_ in enumerate(rounds):
+        progress.report("round", step, len(rounds))
+        spent = round_.split * round_.rho
+        chosen = curator.select(workload, model.answers(workload), rho=spent, k=round_.k, score=score, exclude=taken)
+        log += (curator.measure(workload.take(chosen), rho=rest(round_.rho, spent)),)
+        taken = np.concatenate([taken, chosen])
+        model = estimator.fit(model, log, seed=seed + step)
+    progress.report("round", len(rounds), len(rounds))
+    return model, log

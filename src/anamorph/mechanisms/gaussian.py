@@ -1,0 +1,45 @@
+"""The Gaussian mechanism: every answer of the workload with noise, and nothing else.
+
+Over `blocks`, all whole marginals are measured jointly: m marginals have L2 sensitivity sqrt(m), or sqrt(2 m) where
+rows are replaced, however many cells they have. Cell by cell, as in the papers (RAP, definition 2.9; each of the m
+queries with rho / m), the noise is sqrt(number of queries) large.
+
+Deviation from the papers: noise is discrete, on exact counts (Canonne, Kamath & Steinke 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from anamorph.curator.curator import Curator
+from anamorph.mechanisms.mechanism import Step, release
+from anamorph.models.answers import from_measurements
+from anamorph.queries.workload import Workload
+from anamorph.release import Release
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """Measures the whole workload once."""
+
+    name: ClassVar[str] = "gaussian"
+    blocks: bool = True
+    """Whether whole marginals are measured, or single cells as in the papers."""
+
+    def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
+        """Returns the one measurement."""
+        return (Step("measure", rho, workload.blocks if self.blocks else workload.cells, workload.cells),)
+
+    def memory(self, workload: Workload) -> int:
+        """Returns the bytes of exact counts, noise and noisy answers."""
+        return 4 * 8 * workload.cells
+
+    def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
+        """Returns the noisy answers."""
+        if self.blocks:
+            measurement = curator.measure(workload, rho=curator.remaining)
+        else:
+            measurement = curator.measure(workload.by_cell(), rho=curator.remaining, compose="by block")
+        model = from_measurements(curator.schema.sizes, (measurement,))
+        return release(self, curator, workload, model, (measurement,))

@@ -1,0 +1,112 @@
+"""RAP: relaxed adaptive projection.
+
+In each of T rounds the K worst answered queries are selected privately, measured, and a table of relaxed rows is
+projected onto all measurements so far. With T = 1 there is nothing to adapt to: everything is measured, and projected
+once.
+
+    rho_t = rho / T, the share a for selection and 1 - a for measurement, shared by the round's K blocks:
+    Gumbel scale beta = Delta sqrt(K / (2 a rho_t)), noise sigma = Delta_2 / sqrt(2 (1 - a) rho_t), in counts.
+
+Selection among m queries finds no error much below beta ln m, while K measured answers are off by about sigma: with
+millions of queries the selection is the bottleneck, and a = 0.8 serves better than the papers' one half.
+
+With `blocks`, whole marginals are selected (by L1 error) and measured; without, single queries as in the papers.
+
+References: Aydore et al. 2021, algorithm 2; one-shot selection, the large-scale study's algorithm OSAS.
+Deviations: rho follows from (epsilon, delta) by the tight conversion; a is 0.8, not 1/2; noise is discrete, on exact
+counts; cells of one marginal measured in one round share its sensitivity, so sigma is at most the papers'; a
+measurement weighs 1 / sigma^2 in the projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from anamorph.curator.budget import rest, shares
+from anamorph.curator.curator import Curator
+from anamorph.curator.scores import AbsoluteError, L1Error
+from anamorph.errors import ParameterError, WorkloadError
+from anamorph.mechanisms.adaptive import Round, adaptive
+from anamorph.mechanisms.mechanism import Step, release
+from anamorph.models.relaxed import RelaxedProjection
+from anamorph.queries.workload import PIECE_CELLS, Workload
+from anamorph.release import Release
+from anamorph.schema import require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class RAP(RelaxedProjection):
+    """RAP's own parameters; the others are those of the projection."""
+
+    name: ClassVar[str] = "rap"
+    rounds: int = 16
+    """T."""
+    per_round: int = 16
+    """K; not used when T = 1."""
+    blocks: bool = False
+    """Whether whole marginals are selected and measured, or single queries."""
+    split: float = 0.8
+    """The share of a round's budget that pays for the selection."""
+    steps: int = 500
+    """The most Adam steps of one round. (The paper: 5000; the projection rarely needs them after the first rounds.)"""
+
+    rate: float = 0.0
+    """Adam's learning rate; 0 takes 0.001 for single queries, as the paper, and 0.03 for whole marginals."""
+
+    def __post_init__(self) -> None:
+        self.projection()
+        require_positive("rounds", self.rounds)
+        require_positive("per_round", self.per_round)
+        if not 0 < self.split < 1:
+            raise ParameterError(f"split ({self.split!r}) must be in (0, 1)")
+
+    def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
+        """Returns the rounds; refuses more selections than there are queries."""
+        queries = self.queries(workload)
+        if self.rounds == 1:
+            return (Step("measure", rho, queries.blocks, queries.cells),)
+        if self.rounds * self.per_round > queries.blocks:
+            kind = "marginals" if self.blocks else "queries"
+            raise WorkloadError(
+                f"rounds * per_round ({self.rounds * self.per_round}) must be at most {queries.blocks}, the number of "
+                f"{kind} of the workload: set fewer rounds, or rounds=1 to measure everything"
+            )
+        share = shares(rho, self.rounds)
+        largest = max(queries.block_cells) if self.blocks else 1
+        select = Step("select", self.split * share, queries.blocks, queries.cells, self.per_round)
+        measure = Step("measure", rest(share, self.split * share), self.per_round, self.per_round * int(largest))
+        return (select, measure) * self.rounds
+
+    def memory(self, workload: Workload) -> int:
+        """Returns the bytes of the parameters, their optimiser and gradient; of the pieces; of what is measured."""
+        sizes = workload.parts[0].sizes  # pyright: ignore[reportAttributeAccessIssue] - every class has them
+        table = 4 * sum(sizes) * self.rows
+        measured = sum(step.cells for step in self.steps_for(workload, 1.0) if step.kind == "measure")
+        largest = min(int(max(workload.block_cells)), PIECE_CELLS)
+        return (300 << 20) + 12 * table + 48 * largest + 48 * measured + (256 << 20) * (workload.cells > 1 << 20)
+
+    def queries(self, workload: Workload) -> Workload:
+        """Returns the workload in the blocks that are selected and measured."""
+        return workload if self.blocks else workload.by_cell()
+
+    def projection(self) -> RelaxedProjection:
+        """Returns the estimator alone, so that runs that differ in T and K share its compiled steps."""
+        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(RelaxedProjection)}
+        values["rate"] = self.rate or (0.03 if self.blocks else 0.001)
+        return RelaxedProjection(**values)
+
+    def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
+        """Returns relaxed rows fitted to the measurements."""
+        self.steps_for(workload, curator.budget.rho)
+        queries, estimator = self.queries(workload), self.projection()
+        if self.rounds == 1:
+            log = (curator.measure(queries, rho=curator.remaining),)
+            model = estimator.fit(estimator.init(curator.schema.sizes, seed=seed), log, seed=seed)
+        else:
+            rounds = [
+                Round(rho=shares(curator.remaining, self.rounds), k=self.per_round, split=self.split)
+            ] * self.rounds
+            score = L1Error() if self.blocks else AbsoluteError()
+            model, log = adaptive(curator, queries, estimator, rounds, score=score, seed=seed)
+        return release(self, curator, workload, model, log)

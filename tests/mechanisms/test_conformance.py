@@ -1,0 +1,218 @@
+"""What every mechanism must do: one row of the table buys all of these tests."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from anamorph import archive
+from anamorph.curator.budget import Budget
+from anamorph.curator.curator import Curator
+from anamorph.curator.ledger import Ledger
+from anamorph.errors import AnamorphError, ParameterError
+from anamorph.mechanisms.all_zero import AllZero
+from anamorph.mechanisms.gaussian import Gaussian
+from anamorph.mechanisms.mechanism import NAMES, description, mechanism
+from anamorph.mechanisms.rap import RAP
+from anamorph.queries.spec import workload as parse_workload
+from anamorph.schema import Codes, Schema
+from anamorph.sources import TableSource
+from anamorph.table import Table
+
+SMALL = {"rows": 40, "steps": 30, "rate": 0.02}
+# mechanism, whether it makes rows, whether its answers approach the truth as the budget grows
+TABLE = {
+    "all-zero": (AllZero(), False, False),
+    "gaussian": (Gaussian(), False, True),
+    "gaussian cells": (Gaussian(blocks=False), False, True),
+    "rap cells": (RAP(rounds=3, per_round=4, **SMALL), True, False),
+    "rap blocks": (RAP(rounds=2, per_round=1, blocks=True, **SMALL), True, False),
+    "rap at once": (RAP(rounds=1, blocks=True, simplex="softmax", rows=60, steps=800, rate=0.05), True, True),
+    "rap cells at once": (
+        RAP(rounds=1, row_weights=True, simplex="softmax", penalty=1e-4, **SMALL),
+        True,
+        False,
+    ),
+}
+RELATIONS = ("replace", "add-remove")
+
+SCHEMA = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate((3, 4, 2))), dataset="rows")
+SPEC = "marginals:k=2"
+_RANDOM = np.random.default_rng(5)
+_FIRST = _RANDOM.integers(0, 3, 3000)
+ROWS = np.stack([_FIRST, np.where(_RANDOM.random(3000) < 0.7, _FIRST, 3), _RANDOM.integers(0, 2, 3000)], axis=1)
+
+
+def source() -> TableSource:
+    return TableSource(Table(ROWS.astype(np.int32), SCHEMA.sizes), SCHEMA)
+
+
+def release(made, relation="replace", epsilon=1.0, **more):
+    curator = Curator(source(), Budget(epsilon=epsilon, delta=1e-6), neighbours=relation, **more)
+    return made(curator, parse_workload(SPEC, SCHEMA), seed=3)
+
+
+def answers(found):
+    return np.concatenate([np.asarray(part) for part in found.model.answers(parse_workload(SPEC, SCHEMA))])
+
+
+def truth():
+    pieces = parse_workload(SPEC, SCHEMA).pieces()
+    table = Table(ROWS.astype(np.int32), SCHEMA.sizes)
+    found = [np.bincount(table.cells(p.tally.sets[0]), minlength=p.tally.cells) for p in pieces]
+    return np.concatenate(found) / 3000
+
+
+@pytest.fixture(params=TABLE, name="row")
+def _row(request):
+    return TABLE[request.param]
+
+
+def test_every_name_has_a_row():
+    assert set(NAMES) <= {made.name for made, *_ in TABLE.values()}
+    assert all(mechanism(name).name == name for name in NAMES)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_what_is_spent_is_within_the_budget_and_on_record(row, relation, tmp_path):
+    ledger = Ledger(tmp_path / "ledger")
+    found = release(row[0], relation, ledger=ledger, terms=description(row[0]))
+    rho = Fraction(Budget(epsilon=1.0, delta=1e-6).rho)
+    assert sum(Fraction(spend.rho) for spend in found.privacy.spends) <= rho
+    entries = ledger.entries("rows")
+    assert [(entry.kind, entry.rho) for entry in entries] == [(spend.kind, spend.rho) for spend in found.privacy.spends]
+    if row[0].name != "all-zero":
+        assert sum(Fraction(spend.rho) for spend in found.privacy.spends) > rho * Fraction(99, 100)
+
+
+def test_the_plan_is_what_is_spent(row):
+    budget = Budget(epsilon=1.0, delta=1e-6)
+    planned = row[0].steps_for(parse_workload(SPEC, SCHEMA), budget.rho)
+    found = release(row[0])
+    assert [step.kind for step in planned] == [spend.kind for spend in found.privacy.spends]
+    assert [step.rho for step in planned] == pytest.approx([spend.rho for spend in found.privacy.spends])
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_release_survives_saving_and_loading(row, relation, tmp_path):
+    found = release(row[0], relation)
+    archive.save(found, tmp_path / "release")
+    loaded = archive.load(tmp_path / "release")
+    assert np.allclose(answers(loaded), answers(found), atol=1e-6)
+    assert loaded.privacy == found.privacy
+    assert loaded.mechanism == found.mechanism
+    for before, after in zip(found.measurements, loaded.measurements, strict=True):
+        assert np.array_equal(before.values, after.values)
+        assert np.array_equal(before.sigma, after.sigma)
+        assert before.workload.digest == after.workload.digest
+
+
+def test_rows_are_in_the_schema_or_refused(row):
+    found = release(row[0])
+    if not row[1]:
+        with pytest.raises(ParameterError, match="not rows"):
+            found.model.sample(10, seed=0)
+        return
+    for rows in (1, 7, 500):
+        table = found.model.sample(rows, seed=0)
+        assert table.rows == rows
+        assert np.all((table.codes >= 0) & (table.codes < SCHEMA.sizes))
+
+
+def test_answers_approach_the_truth_as_the_budget_grows(row):
+    if not row[2]:
+        pytest.skip("this mechanism measures only a part of the workload, or nothing")
+    found = release(row[0], epsilon=1e7)
+    assert np.max(np.abs(answers(found) - truth())) < 0.01
+
+
+def test_adaptive_rounds_improve_on_the_start():
+    made = RAP(rounds=6, per_round=4, rows=40, steps=200, rate=0.02)
+    start = made.projection().init(SCHEMA.sizes, seed=3)
+    before = np.concatenate(list(start.answers(parse_workload(SPEC, SCHEMA))))
+    found = answers(release(made, epsilon=1e6))
+    assert np.max(np.abs(found - truth())) < 0.25 * np.max(np.abs(before - truth()))
+
+
+def test_two_runs_differ_but_a_seeded_one_repeats(row):
+    if row[0].name == "all-zero":
+        pytest.skip("it has no noise")
+    seeded = [answers(release(row[0], unsafe_seed=1)) for _ in range(2)]
+    assert np.array_equal(*seeded)
+    fresh = [release(row[0]).measurements[0].values for _ in range(2)]
+    assert not np.array_equal(*fresh)
+
+
+def test_the_exact_number_of_rows_stays_private_under_add_remove(row):
+    if row[0].name == "all-zero":
+        pytest.skip("its total is measured too, but nothing else is")
+    totals = {release(row[0], "add-remove").total for _ in range(4)}
+    assert len(totals) > 1
+    assert release(row[0], "replace").total == 3000
+
+
+def test_nothing_is_printed(row, capfd):
+    release(row[0])
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err == ""
+
+
+def test_parameters_are_set_from_text(row):
+    made = row[0]
+    assert is_dataclass(made)
+    settings = {field.name: str(getattr(made, field.name)) for field in fields(made)}
+    assert mechanism(made.name, settings) == made
+    with pytest.raises(ParameterError, match="must be one of"):
+        mechanism(made.name, {"nonsense": "1"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": "0"}, r"rounds \(0\) must be a whole number of at least 1"),
+        ({"rounds": "x"}, r"rounds \('x'\) must be a whole number"),
+        ({"per_round": "-3"}, r"per_round \(-3\) must be"),
+        ({"split": "1.4"}, r"split \(1.4\) must be in \(0, 1\)"),
+        ({"blocks": "maybe"}, r"blocks \('maybe'\) must be true or false"),
+        ({"rows": "0"}, r"rows \(0\) must be"),
+        ({"steps": "0"}, r"steps \(0\) must be"),
+        ({"rate": "nan"}, r"rate \(nan\) must be"),
+        ({"penalty": "-1"}, r"penalty \(-1.0\) must be"),
+        ({"simplex": "cube"}, r"simplex \('cube'\) must be sparsemax or softmax"),
+    ],
+)
+def test_bad_parameters_are_refused(settings, message):
+    with pytest.raises(ParameterError, match=message):
+        mechanism("rap", settings)
+
+
+@pytest.mark.parametrize("made", [RAP(rounds=100, per_round=100), RAP(rounds=2, per_round=2, blocks=True)])
+def test_more_selections_than_queries_are_refused_before_anything_is_spent(made):
+    curator = Curator(source(), Budget(epsilon=1.0, delta=1e-6))
+    with pytest.raises(AnamorphError, match="rounds \\* per_round"):
+        made(curator, parse_workload(SPEC, SCHEMA), seed=0)
+    assert curator.privacy().spends == ()
+
+
+def test_history_is_measured_once_and_never_noised_again(monkeypatch):
+    """The bug: every round re-noised all measurements so far, with the budget of the new ones."""
+    seen = []
+    made = RAP(rounds=4, per_round=3, **SMALL)
+    fit = type(made.projection()).fit
+
+    def watched(self, model, measurements, *, seed=0):
+        seen.append([measurement.values for measurement in measurements])
+        return fit(self, model, measurements, seed=seed)
+
+    monkeypatch.setattr(type(made.projection()), "fit", watched)
+    found = release(made)
+    assert [len(log) for log in seen] == [1, 2, 3, 4]
+    for earlier, later in itertools.pairwise(seen):
+        assert all(a is b for a, b in zip(earlier, later, strict=False))
+    chosen = np.concatenate([m.workload.parts[0].chosen for m in found.measurements])
+    assert np.unique(chosen).size == chosen.size == 12
