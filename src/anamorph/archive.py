@@ -1,0 +1,296 @@
+"""Release directories: saved whole or not at all, loaded only if every byte is as it was written.
+
+    RELEASE/
+      release.json               schema, promise, spends, mechanism, workload; the hash of each file below
+      model.safetensors          the model's arrays
+      measurements.safetensors   noisy answers and their sigma
+
+No pickle, no path taken from a file: the names are fixed, links are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anamorph.errors import CorruptionError, ParameterError, ResourceError, UsageError
+from anamorph.models.answers import Answers, Zero
+from anamorph.models.model import Model
+from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.marginals import Cells, Marginals
+from anamorph.queries.workload import Queries, Workload
+from anamorph.release import Measurement, Privacy, Release, Spend
+from anamorph.schema import Schema
+
+FORMAT = "anamorph release"
+VERSION = 1
+HEADER = "release.json"
+ARRAYS = ("model.safetensors", "measurements.safetensors")
+MODELS: dict[str, type[Model]] = {"relaxed": RelaxedRows, "answers": Answers, "zero": Zero}
+LARGEST_HEADER = 256 << 20
+
+
+def save(release: Release, directory: str | Path, *, overwrite: bool = False) -> str:
+    """Writes a release directory; returns the hash that identifies it.
+
+    The directory appears by one rename, after everything in it is on disk; an earlier one is replaced only then.
+    """
+    from safetensors.numpy import save as encode  # noqa: PLC0415
+
+    directory = Path(directory)
+    check_target(directory, overwrite=overwrite)
+    measured, described = plain_measurements(release.measurements)
+    contents = {
+        "model.safetensors": encode({name: np.ascontiguousarray(a) for name, a in release.model.arrays().items()}),
+        "measurements.safetensors": encode(measured),
+    }
+    header = render(plain_header(release, described, contents))
+    contents[HEADER] = header
+    write_directory(directory, contents)
+    return hashlib.sha256(header).hexdigest()
+
+
+def load(directory: str | Path) -> Release:
+    """Returns the release of a directory; refuses anything that is damaged or not ours."""
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ParameterError(f"release ({str(directory)!r}) must be a directory made by `anamorph fit`")
+    header = parse_header(read(directory, HEADER, limit=LARGEST_HEADER))
+    arrays = {}
+    for name in ARRAYS:
+        content = read(directory, name)
+        if hashlib.sha256(content).hexdigest() != header["files"].get(name):
+            raise CorruptionError(f"release {str(directory)!r}: {name} must be as it was written; it was changed")
+        arrays[name] = decode(content, directory / name)
+    try:
+        return from_plain(header, arrays)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, UsageError):
+        raise CorruptionError(
+            f"release {str(directory)!r}: release.json must describe a release; it does not"
+        ) from None
+
+
+def check_target(directory: Path, *, overwrite: bool) -> None:
+    """Refuses, before anything is spent, a target that could not be written."""
+    if directory.is_symlink() or not directory.name:
+        raise ParameterError(f"output ({str(directory)!r}) must be a name, and not that of a link")
+    if directory.exists() and not overwrite:
+        raise ParameterError(f"output ({str(directory)!r}) must not exist yet: name another, or add --overwrite")
+    if directory.exists() and (
+        not directory.is_dir() or {path.name for path in directory.iterdir()} - {HEADER, *ARRAYS}
+    ):
+        raise ParameterError(f"output ({str(directory)!r}) must be a release to be overwritten; it holds other files")
+    probe = directory.parent / f".{directory.name}.{secrets.token_hex(4)}"
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise ResourceError(f"output ({str(directory)!r}) cannot be written: {error.strerror}") from None
+
+
+def write_directory(directory: Path, contents: dict[str, bytes]) -> None:
+    """Writes files into a new directory beside the target, syncs them, and renames it into place."""
+    fresh = directory.parent / f".{directory.name}.{secrets.token_hex(4)}"
+    old = directory.parent / f".{directory.name}.{secrets.token_hex(4)}.old"
+    try:
+        fresh.mkdir()
+        for name, content in contents.items():
+            write_file(fresh / name, content)
+        sync_directory(fresh)
+        if directory.exists():
+            directory.rename(old)
+        fresh.rename(directory)
+        sync_directory(directory.parent)
+    except BaseException as error:
+        if directory.exists() and not fresh.exists():
+            directory.rename(fresh)
+        if old.exists():
+            old.rename(directory)
+        if isinstance(error, OSError):
+            raise ResourceError(f"output ({str(directory)!r}) cannot be written: {error.strerror}") from None
+        raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file and waits until it is on disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until a directory's names are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(directory: Path, name: str, limit: int | None = None) -> bytes:
+    """Returns the content of a plain file of the release."""
+    path = directory / name
+    if path.is_symlink() or not path.is_file():
+        raise CorruptionError(f"release {str(directory)!r} must hold the file {name}; it does not")
+    if limit is not None and path.stat().st_size > limit:
+        raise CorruptionError(f"release {str(directory)!r}: {name} must be at most {limit >> 20} MiB")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ResourceError(f"release {str(directory)!r}: {name} cannot be read: {error.strerror}") from None
+
+
+def decode(content: bytes, path: Path) -> dict[str, NDArray]:
+    """Returns the arrays of a safetensors file."""
+    from safetensors import SafetensorError  # noqa: PLC0415
+    from safetensors.numpy import load as decode_arrays  # noqa: PLC0415
+
+    try:
+        return decode_arrays(content)
+    except (SafetensorError, ValueError, KeyError, TypeError):
+        raise CorruptionError(f"release {str(path.parent)!r}: {path.name} must be safetensors; it is not") from None
+
+
+def parse_header(content: bytes) -> dict[str, Any]:
+    """Returns the JSON of a release: duplicate keys and NaN are refused, and so is any format but ours."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) < len(pairs):
+            raise ValueError("duplicate key")
+        return dict(pairs)
+
+    def refuse(constant: str) -> float:
+        raise ValueError(constant)
+
+    def finite(number: str) -> float:
+        return float(number) if math.isfinite(float(number)) else refuse(number)
+
+    try:
+        header = json.loads(content, object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)
+    except (ValueError, RecursionError):
+        raise CorruptionError("release.json must be JSON without duplicate keys or NaN; it is not") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT or not isinstance(header.get("files"), dict):
+        raise CorruptionError("release.json must be one that anamorph wrote; it is not")
+    if header.get("version") != VERSION:
+        raise CorruptionError(f"release.json: version ({header.get('version')!r}) must be {VERSION}: update anamorph")
+    plain = {key: value for key, value in header.items() if key != "checksum"}
+    if render(plain) != content:
+        raise CorruptionError("release.json must be as it was written; it was changed")
+    return plain
+
+
+def render(plain: dict[str, Any]) -> bytes:
+    """Returns the bytes of a header: its JSON, with the hash of all the rest as the last entry."""
+    rest = json.dumps(plain, indent=1, allow_nan=False)
+    checksum = hashlib.sha256(rest.encode()).hexdigest()
+    return json.dumps(plain | {"checksum": checksum}, indent=1, allow_nan=False).encode()
+
+
+def plain_header(release: Release, described: list[Any], contents: dict[str, bytes]) -> dict[str, Any]:
+    """Returns all that a release holds besides arrays."""
+    kinds = [kind for kind, model in MODELS.items() if isinstance(release.model, model)]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "private": release.privacy.private,
+        "statement": release.privacy.statement(),
+        "schema": release.schema.to_dict(),
+        "model": kinds[0],
+        "total": release.total,
+        "mechanism": dict(release.mechanism),
+        "workload": release.workload,
+        "degraded": release.degraded,
+        "privacy": asdict(release.privacy),
+        "measurements": described,
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+    }
+
+
+def from_plain(header: dict[str, Any], arrays: dict[str, dict[str, NDArray]]) -> Release:
+    """Returns the release that a header and its arrays describe."""
+    schema = Schema.from_dict(header["schema"])
+    if not header["total"] >= 0:
+        raise ValueError("total")
+    promise = header["privacy"] | {"spends": tuple(Spend(**spend) for spend in header["privacy"]["spends"])}
+    return Release(
+        schema,
+        MODELS[header["model"]].from_arrays(schema.sizes, arrays["model.safetensors"]),
+        measurements_of(header["measurements"], arrays["measurements.safetensors"], schema.sizes),
+        Privacy(**promise),
+        float(header["total"]),
+        header["mechanism"],
+        header["workload"],
+        header["degraded"],
+    )
+
+
+def plain_measurements(measurements: tuple[Measurement, ...]) -> tuple[dict[str, NDArray], list[Any]]:
+    """Returns the arrays of measurements, and the description of their workloads."""
+    arrays: dict[str, NDArray] = {}
+    described = []
+    for index, measurement in enumerate(measurements):
+        arrays[f"values.{index}"] = np.ascontiguousarray(measurement.values)
+        # One sigma serves all blocks of a measurement, as a rule: then one is kept.
+        same = np.all(measurement.sigma == measurement.sigma[0])
+        arrays[f"sigma.{index}"] = np.ascontiguousarray(measurement.sigma[:1] if same else measurement.sigma)
+        parts = []
+        for number, part in enumerate(measurement.workload.parts):
+            marginals = part.marginals if isinstance(part, Cells) else part
+            parts.append({"cells": isinstance(part, Cells), "sets": marginals.sets})  # pyright: ignore
+            if isinstance(part, Cells) and part.chosen is not None:
+                arrays[f"chosen.{index}.{number}"] = np.ascontiguousarray(part.chosen)
+        described.append({"total": measurement.total, "parts": parts})
+    return arrays, described
+
+
+def measurements_of(
+    described: list[Any], arrays: dict[str, NDArray], sizes: tuple[int, ...]
+) -> tuple[Measurement, ...]:
+    """Returns the measurements of a release."""
+    measurements = []
+    for index, item in enumerate(described):
+        parts: list[Queries] = []
+        for number, part in enumerate(item["parts"]):
+            marginals = Marginals(sizes, tuple(tuple(features) for features in part["sets"]))
+            chosen = arrays.get(f"chosen.{index}.{number}")
+            require_known(marginals, chosen)
+            parts.append(Cells(marginals, chosen) if part["cells"] else marginals)
+        workload = Workload(tuple(parts))
+        values, sigma = arrays[f"values.{index}"], arrays[f"sigma.{index}"]
+        if values.shape != (workload.cells,) or not (np.all(np.isfinite(values)) and np.all(np.isfinite(sigma))):
+            raise CorruptionError("the release's measurements must fit their workload; they do not")
+        sigma = np.broadcast_to(sigma, workload.blocks).copy()
+        measurements.append(Measurement(workload, values, sigma, float(item["total"])))
+    return tuple(measurements)
+
+
+def require_known(marginals: Marginals, chosen: NDArray | None) -> None:
+    """Refuses marginals of columns that the schema does not have, and cells that the marginals do not have."""
+    columns = range(len(marginals.sizes))
+    for features in marginals.sets:
+        if not features or len(set(features)) < len(features) or not all(feature in columns for feature in features):
+            raise CorruptionError("the release's measurements must be of its schema's columns; they are not")
+    if chosen is not None:
+        whole = chosen.dtype == np.int64 and chosen.ndim == 1
+        if not whole or np.any(chosen < 0) or np.any(chosen >= marginals.cells):
+            raise CorruptionError("the release's measurements must be of cells of its marginals; they are not")
+
+
+def digest(directory: str | Path) -> str:
+    """Returns the hash that identifies a release, after checking it."""
+    load(directory)
+    return hashlib.sha256(read(Path(directory), HEADER)).hexdigest()

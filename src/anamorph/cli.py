@@ -1,0 +1,394 @@
+"""The command line: `anamorph VERB …`. Every verb imports what it needs when it runs, so that help is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anamorph import _console
+from anamorph._console import say, tell
+
+if TYPE_CHECKING:
+    from anamorph.curator.budget import Budget
+    from anamorph.release import Release
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Answers to very large sets of statistical queries, and synthetic rows, under differential privacy.",
+)
+schema_app = typer.Typer(no_args_is_help=True, help="Describe the columns: what is public about the data.")
+ledger_app = typer.Typer(no_args_is_help=True, help="What was spent, and the total that may be.")
+app.add_typer(schema_app, name="schema")
+app.add_typer(ledger_app, name="ledger")
+
+Epsilon = Annotated[float, typer.Option("--epsilon", help="The epsilon of the promise.")]
+Delta = Annotated[float, typer.Option("--delta", help="The delta of the promise; below 1 / rows.")]
+SchemaPath = Annotated[Path, typer.Option("--schema", help="The schema: YAML, or mbi's {column: size} JSON.")]
+Spec = Annotated[
+    str, typer.Option("--workload", help="'marginals:k=3', 'marginals:k=3,count=64,seed=0', or a YAML file.")
+]
+Neighbours = Annotated[str, typer.Option("--neighbours", help="What one person may change: replace or add-remove.")]
+Name = Annotated[str, typer.Option("--mechanism", help="all-zero, gaussian or rap.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="name=value: a parameter of the mechanism.")]
+LedgerPath = Annotated[Path, typer.Option("--ledger", help="The file that keeps what was spent.")]
+LARGEST_SEED = 2**31 - 1
+Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
+ReleasePath = Annotated[Path, typer.Argument(metavar="RELEASE", help="A directory made by fit.")]
+
+DEFAULT_LEDGER = Path("anamorph.ledger")
+INTERRUPTED = 130
+
+
+@schema_app.command("init")
+def schema_init(
+    data: Annotated[str, typer.Argument(help="A CSV or Parquet file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The schema to write.")],
+    from_data: Annotated[
+        bool, typer.Option("--from-data", help="Read values from the rows: marked so, NOT PRIVATE.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
+) -> None:
+    """Start a schema from the names and types of the columns; values are left for you to declare."""
+    from anamorph.drafting import draft  # noqa: PLC0415
+
+    text, todo = draft(data, from_data=from_data)
+    write_text(output, text, overwrite=overwrite)
+    say(f"wrote {output}: {todo}")
+
+
+@schema_app.command("check")
+def schema_check(
+    path: Annotated[Path, typer.Argument(metavar="SCHEMA")],
+    data: Annotated[str | None, typer.Argument(help="Also check that the data has these columns.")] = None,
+) -> None:
+    """Check a schema, and that a file has its columns; values are not looked at."""
+    from anamorph.schema import Schema  # noqa: PLC0415
+
+    schema = Schema.load(path)
+    if data is not None:
+        from anamorph.sources import check_structure  # noqa: PLC0415
+
+        for remark in check_structure(data, schema):
+            say(remark)
+    for column in schema.columns:
+        tell(f"{column.name}: {column.kind}, {column.size} values, source {column.source}")
+    if schema.from_data():
+        say(f"values of {', '.join(map(repr, schema.from_data()))} were read from the data: fit will refuse them")
+
+
+@app.command()
+def plan(
+    path: Annotated[Path, typer.Argument(metavar="SCHEMA")],
+    workload: Spec,
+    epsilon: Epsilon,
+    delta: Delta,
+    rows: Annotated[int | None, typer.Option("--rows", help="The number of rows, if it is public.")] = None,
+    mechanism: Name = "rap",
+    settings: Settings = None,
+    neighbours: Neighbours = "replace",
+    as_json: Json = False,
+) -> None:
+    """Say what a fit would ask, spend and need. Reads no private data."""
+    from anamorph.planning import plan as make_plan  # noqa: PLC0415
+    from anamorph.schema import Schema  # noqa: PLC0415
+
+    figures = make_plan(
+        Schema.load(path),
+        workload,
+        made(mechanism, settings),
+        budget(epsilon, delta),
+        neighbours=neighbours,
+        rows=rows,
+    )
+    show(figures, as_json)
+
+
+@app.command()
+def fit(
+    data: Annotated[str, typer.Argument(help="A CSV, CSV.gz or Parquet file, or duckdb:///file.db#table.")],
+    schema: SchemaPath,
+    workload: Spec,
+    epsilon: Epsilon,
+    delta: Delta,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The release directory to make.")],
+    mechanism: Name = "rap",
+    neighbours: Neighbours = "replace",
+    settings: Settings = None,
+    ledger: LedgerPath = DEFAULT_LEDGER,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of projection and rounding; never of noise.")
+    ] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was cut short.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
+    unsafe_seed: Annotated[
+        int | None, typer.Option("--unsafe-seed", min=0, max=LARGEST_SEED, help="Seed the noise: NOT PRIVATE.")
+    ] = None,
+) -> None:
+    """Make a private release."""
+    from anamorph import fitting  # noqa: PLC0415
+    from anamorph.schema import Schema  # noqa: PLC0415
+
+    request = fitting.Fit(
+        data=data,
+        schema=Schema.load(schema),
+        workload=workload,
+        mechanism=made(mechanism, settings),
+        budget=budget(epsilon, delta),
+        neighbours=neighbours,  # pyright: ignore[reportArgumentType] - the curator checks it
+        ledger=ledger,
+        output=output,
+        overwrite=overwrite,
+        resume=resume,
+        seed=seed,
+        unsafe_seed=unsafe_seed,
+    )
+    with _console.progress_bars():
+        release = fitting.run(request, say)
+    show_release(release)
+    tell(f"release: {output}")
+    if unsafe_seed is None:
+        tell(f"ledger:  {ledger}")
+
+
+@app.command()
+def sample(
+    release: ReleasePath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="rows.csv or rows.parquet.")],
+    rows: Annotated[
+        int | None, typer.Option("--rows", help="How many; by default as many as the data (publicly) had.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED)] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
+) -> None:
+    """Make synthetic rows in the original schema."""
+    from anamorph.tables import sample_rows, write_table  # noqa: PLC0415
+
+    loaded = opened(release)
+    table = sample_rows(loaded, rows, seed=seed)
+    write_table(table, output, overwrite=overwrite)
+    tell(f"rows: {output}")
+
+
+@app.command()
+def query(
+    release: ReleasePath,
+    questions: Annotated[
+        list[str] | None, typer.Argument(help="Conditions such as \"age < 30 and sex = 'F'\".")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", help="Answer every query of a workload instead.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="A CSV or Parquet file for the answers.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
+    as_json: Json = False,
+) -> None:
+    """Answer questions from a release, as fractions and counts."""
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from anamorph.errors import ParameterError  # noqa: PLC0415
+    from anamorph.questions import ask  # noqa: PLC0415
+    from anamorph.tables import answer_table, write_table  # noqa: PLC0415
+
+    loaded = opened(release)
+    if bool(questions) == (workload is not None):
+        raise ParameterError("query must be given either conditions or --workload")
+    if workload is not None:
+        if output is None:
+            raise ParameterError("query --workload must name a file for its answers: -o answers.csv")
+        write_table(answer_table(loaded, workload), output, overwrite=overwrite)
+        tell(f"answers: {output}")
+        return
+    answers = [asdict(ask(loaded, question)) for question in questions or ()]
+    if as_json:
+        print(json.dumps({"private": loaded.privacy.private, "answers": answers}))
+        return
+    for answer in answers:
+        bar = f" +- {1.96 * answer['sigma']:.4g} (95%)" if answer["sigma"] is not None else ""
+        tell(f"{answer['question']}: {answer['fraction']:.6g}{bar}, about {answer['count']:.0f} rows")
+
+
+@app.command()
+def evaluate(
+    release: ReleasePath,
+    data: Annotated[str, typer.Argument(help="The private data.")],
+    schema: SchemaPath,
+    workload: Annotated[str | None, typer.Option("--workload", help="By default the workload of the fit.")] = None,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the synthetic rows that are scored beside the model."),
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """NOT PRIVATE: the true errors of a release against the data."""
+    from anamorph.evaluation.scoring import score  # noqa: PLC0415
+    from anamorph.schema import Schema  # noqa: PLC0415
+
+    loaded = opened(release)
+    with _console.progress_bars():
+        figures = score(loaded, data, Schema.load(schema), workload or loaded.workload, seed=seed)
+    say("NOT PRIVATE: these figures are computed from the private rows without noise; do not publish them")
+    show(figures, as_json)
+
+
+@ledger_app.command("show")
+def ledger_show(
+    dataset: Annotated[str | None, typer.Argument()] = None,
+    ledger: LedgerPath = DEFAULT_LEDGER,
+    as_json: Json = False,
+) -> None:
+    """Show accounts, or every spend of one dataset."""
+    from anamorph.bookkeeping import entries, summary  # noqa: PLC0415
+
+    show(summary(ledger) if dataset is None else entries(ledger, dataset), as_json)
+
+
+@ledger_app.command("open")
+def ledger_open(
+    dataset: Annotated[str, typer.Argument()],
+    epsilon: Epsilon,
+    delta: Delta,
+    schema: Annotated[Path | None, typer.Option("--schema", help="For a new account.")] = None,
+    neighbours: Neighbours = "replace",
+    ledger: LedgerPath = DEFAULT_LEDGER,
+) -> None:
+    """Open an account with a total, or raise the total of one, on record."""
+    from anamorph.bookkeeping import open_account  # noqa: PLC0415
+
+    account = open_account(ledger, dataset, budget(epsilon, delta), schema=schema, neighbours=neighbours)
+    tell(f"{account.dataset}: total rho {account.total:.6g}, remaining {account.remaining:.6g}")
+
+
+@ledger_app.command("verify")
+def ledger_verify(
+    ledger: LedgerPath = DEFAULT_LEDGER,
+    release: Annotated[
+        Path | None, typer.Option("--release", help="Also check that this release is on record.")
+    ] = None,
+) -> None:
+    """Check the chain of records."""
+    from anamorph.bookkeeping import verify  # noqa: PLC0415
+
+    print(verify(ledger, release))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="The directory to make.")] = Path("demo"),
+    rows: Annotated[int, typer.Option("--rows", help="Rows of the fictional survey.")] = 20000,
+) -> None:
+    """A fictional survey, made here: schema, private release, rows, answers; under a minute."""
+    from anamorph.demonstration import demonstrate  # noqa: PLC0415
+
+    with _console.progress_bars():
+        made_here = demonstrate(out, rows, say)
+    show_release(made_here.release)
+    for name, path in made_here.paths.items():
+        tell(f"{name + ':':10} {path}")
+
+
+def main() -> None:
+    """Runs the command line and exits with its code."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    sys.exit(_console.guarded(lambda: invoke(arguments), debug=debug))
+
+
+def invoke(arguments: list[str]) -> int:
+    """Runs one command; returns its exit code: 2 for bad usage."""
+    try:
+        result = app(arguments, standalone_mode=False, prog_name="anamorph")
+    except typer.TyperException as error:
+        if message := error.format_message().strip():  # none where help was shown instead
+            path = context.command_path if (context := getattr(error, "ctx", None)) else "anamorph"
+            say(f"error: {message.rstrip('.')}. Try {path} --help")
+        return error.exit_code
+    except typer.Exit as error:
+        return error.exit_code
+    if result == INTERRUPTED:  # what typer makes of one
+        raise KeyboardInterrupt
+    return result if isinstance(result, int) else 0
+
+
+def made(name: str, settings: list[str] | None) -> Any:  # noqa: ANN401 - any mechanism
+    """Returns the mechanism of a name with its `--set` options."""
+    from anamorph.errors import ParameterError  # noqa: PLC0415
+    from anamorph.mechanisms.mechanism import mechanism  # noqa: PLC0415
+
+    pairs = {}
+    for item in settings or ():
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise ParameterError(f"--set ({item!r}) must be name=value")
+        if key.strip() in pairs:
+            raise ParameterError(f"--set {key.strip()} must be given once")
+        pairs[key.strip()] = value.strip()
+    return mechanism(name, pairs)
+
+
+def budget(epsilon: float, delta: float) -> Budget:
+    """Returns the budget of two options."""
+    from anamorph.curator.budget import Budget  # noqa: PLC0415
+
+    return Budget(epsilon=epsilon, delta=delta)
+
+
+def opened(path: Path) -> Release:
+    """Returns a release; says so where it is not private."""
+    from anamorph import archive  # noqa: PLC0415
+
+    release = archive.load(path)
+    if not release.privacy.private:
+        say(release.privacy.statement())
+    return release
+
+
+def show_release(release: Release) -> None:
+    """Prints the promise, and what was spent where."""
+    from collections import Counter  # noqa: PLC0415
+
+    print(release.privacy.statement())
+    rounds: Counter[str] = Counter()
+    for spend in release.privacy.spends:
+        rounds[spend.kind] += 1
+    for kind, times in rounds.items():
+        mine = [spend for spend in release.privacy.spends if spend.kind == kind]
+        print(f"  {kind:8} {times:4} x  rho {sum(spend.rho for spend in mine):.6g}  (first: {mine[0].what})")
+    if release.degraded:
+        say("degraded: the projection met a loss that was not a number; the best table before it was kept")
+
+
+def show(figures: dict[str, Any], as_json: bool) -> None:
+    """Prints figures by name, or as JSON."""
+    if as_json:
+        print(json.dumps(figures, allow_nan=False))
+        return
+    for name, value in figures.items():
+        if isinstance(value, list):
+            print(f"{name}:")
+            for item in value:
+                plain = item if not isinstance(item, dict) else ", ".join(f"{k} {short(v)}" for k, v in item.items())
+                tell(f"  {plain}")
+        else:
+            tell(f"{name}: {short(value)}")
+
+
+def short(value: object) -> str:
+    """Returns a figure with six digits, or a text as it is."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {short(item)}" for key, item in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def write_text(path: Path, text: str, *, overwrite: bool) -> None:
+    """Writes a small text file, whole or not at all."""
+    from anamorph.tables import replace_file  # noqa: PLC0415
+
+    replace_file(path, overwrite=overwrite, write=lambda fresh: fresh.write_text(text, encoding="utf-8"))

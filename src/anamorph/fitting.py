@@ -1,0 +1,116 @@
+"""Fitting: one private release from start to end, in the order that spends nothing in vain.
+
+Everything that can be refused is refused first: parameters and workload (nothing was read), output and ledger (nothing
+was spent), structure of the data (nothing was spent). Then the run begins, is charged step by step, and the release is
+on disk before the ledger is told that the run is over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from anamorph import archive
+from anamorph.curator.budget import Budget, Relation
+from anamorph.curator.curator import Curator, check_request
+from anamorph.curator.ledger import Ledger
+from anamorph.errors import ParameterError, ResourceError
+from anamorph.mechanisms.mechanism import Mechanism, description
+from anamorph.queries.spec import workload as parse_workload
+from anamorph.queries.workload import Workload
+from anamorph.release import Release
+from anamorph.schema import Schema
+from anamorph.sources import open_source
+
+DEFAULT_LEDGER = Path("anamorph.ledger")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """All that one run is asked to do; every field is public but the data."""
+
+    data: Any
+    schema: Schema
+    workload: str
+    mechanism: Mechanism
+    budget: Budget
+    neighbours: Relation = "replace"
+    ledger: Path | None = DEFAULT_LEDGER
+    """Where spends are kept; None keeps them nowhere."""
+    output: Path | None = None
+    overwrite: bool = False
+    resume: bool = False
+    seed: int = 0
+    """The seed of the public side: projection and rounding."""
+    unsafe_seed: int | None = None
+    """A seed for the noise: NOT PRIVATE, and no ledger is touched."""
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one it continues."""
+        return {
+            "mechanism": description(self.mechanism),
+            "workload": self.workload,
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "seed": self.seed,
+        }
+
+    def check(self) -> Workload:
+        """Returns the workload, after all checks that need no private data and spend nothing."""
+        check_request(self.schema, self.neighbours)
+        workload = parse_workload(self.workload, self.schema)
+        self.mechanism.steps_for(workload, self.budget.rho)
+        check_memory(self.mechanism.memory(workload))
+        if self.output is not None:
+            archive.check_target(self.output, overwrite=self.overwrite)
+            if self.ledger is not None and self.ledger.absolute() == self.output.absolute():
+                raise ParameterError(f"output ({str(self.output)!r}) must not be the ledger: name another")
+        ledger = self.open_ledger()
+        if ledger is not None and not self.resume:
+            ledger.check(self.schema.dataset, terms=self.terms, rho=self.budget.rho)
+        return workload
+
+    def open_ledger(self) -> Ledger | None:
+        """Returns where spends are kept; None for a seeded run, which pays for nothing."""
+        return None if self.ledger is None or self.unsafe_seed is not None else Ledger(self.ledger)
+
+
+def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
+    """Returns the release, saved where the fit says; `said` gets public remarks for people."""
+    workload = fit.check()
+    for warning in fit.budget.warnings(None):
+        said(warning)
+    with open_source(fit.data, fit.schema) as source:
+        if source.ignored:
+            said(f"columns not in the schema are ignored: {', '.join(map(repr, source.ignored))}")
+        curator = Curator(
+            source,
+            fit.budget,
+            neighbours=fit.neighbours,
+            ledger=fit.open_ledger(),
+            terms=fit.terms,
+            resume=fit.resume,
+            unsafe_seed=fit.unsafe_seed,
+        )
+        for warning in fit.budget.warnings(round(curator.total)):
+            said(warning)
+        release = fit.mechanism(curator, workload, seed=fit.seed)
+        release = replace(release, privacy=curator.privacy())
+        if fit.output is not None:
+            digest = archive.save(release, fit.output, overwrite=fit.overwrite)
+            curator.finish(digest)
+    return release
+
+
+def check_memory(needed: int) -> None:
+    """Refuses a run that this machine cannot hold."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise ResourceError(
+            f"the run would need about {needed / 1e9:.3g} GB of memory and the machine has {available / 1e9:.3g}: "
+            "take a smaller workload, fewer rows (--set rows=…), or fewer measured blocks"
+        )

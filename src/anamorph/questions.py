@@ -1,0 +1,284 @@
+"""Questions: conditions such as "age < 30 and sex = 'F'", answered by a release.
+
+A condition names some columns. Its answer is a weighted sum over the cells of the marginal over those columns: a cell
+counts in full where the condition holds for its values, not at all where it does not, and, for a bin of numbers that a
+bound of the condition cuts, in proportion to the part of the bin on the right side. A missing value makes a comparison
+unknown, as in SQL, and so its negation; the `other` of an ordered list, which has no rank, does so for <, > and between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anamorph.errors import ParameterError, SchemaError, suggestion
+from anamorph.models.answers import Answers
+from anamorph.queries.marginals import Marginals
+from anamorph.queries.workload import Workload
+from anamorph.release import Release
+from anamorph.schema import (
+    LONGEST_NUMBER,
+    OTHER,
+    Categorical,
+    Codes,
+    Column,
+    Numeric,
+    Ordinal,
+    Schema,
+    is_number,
+    label,
+)
+
+if TYPE_CHECKING:
+    from sqlglot import Expr
+
+LARGEST = 1 << 24
+"""The most cells that a condition's columns may have together."""
+
+LONGEST = 1 << 14
+"""The most characters of a condition."""
+
+Truth = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+"""Where a condition holds, and where it fails; neither, where a missing value leaves it unknown."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question: a fraction of the rows, the same as a count, and the noise where it is known."""
+
+    question: str
+    fraction: float
+    count: float
+    sigma: float | None
+    """The standard deviation of the noise in `fraction`, where the release measured what was asked."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a column's domain on which the condition is constant: a code, a share of it, and a value of it."""
+
+    code: int
+    share: float
+    value: Any
+
+
+def ask(release: Release, question: str) -> Answer:
+    """Returns the release's answer to a condition on its columns."""
+    condition = parse(question)
+    schema = release.schema
+    features = tuple(sorted({schema.index(name) for name in column_names(condition, schema)}))
+    if not features:
+        raise ParameterError(f"question ({question!r}) must name a column")
+    try:
+        weights = cell_weights(condition, schema, features)
+    except RecursionError:
+        raise ParameterError("question must be less deeply nested") from None
+    workload = Workload((Marginals(schema.sizes, (features,)),))
+    values = np.concatenate(list(release.model.answers(workload)))
+    fraction = float(weights.ravel() @ values)
+    sigma = None
+    if isinstance(release.model, Answers):
+        sigma = spread(release.model, features, weights)
+    return Answer(question, fraction, fraction * release.total, sigma)
+
+
+def spread(model: Answers, features: tuple[int, ...], weights: NDArray[np.float64]) -> float:
+    """Returns the standard deviation of a weighted sum of measured cells."""
+    over = model.best(features)
+    folded = math.prod(model.sizes[feature] for feature in over if feature not in features)
+    return model.sigma[over] * math.sqrt(folded * float(np.sum(weights**2)))
+
+
+def parse(question: str) -> Expr:
+    """Returns the tree of a condition."""
+    from sqlglot import exp, parse_one  # noqa: PLC0415
+    from sqlglot.errors import SqlglotError  # noqa: PLC0415
+
+    if len(question) > LONGEST:
+        raise ParameterError(f"question of {len(question)} characters must have at most {LONGEST}")
+    try:
+        return parse_one(question, dialect="duckdb", into=exp.Condition)
+    except (SqlglotError, RecursionError):
+        raise ParameterError(
+            f"question ({question!r}) must be a condition such as \"age < 30 and sex = 'F'\""
+        ) from None
+
+
+def column_names(condition: Expr, schema: Schema) -> set[str]:
+    """Returns the columns that a condition names; refuses unknown ones."""
+    from sqlglot import exp  # noqa: PLC0415
+
+    names = {column.name for column in condition.find_all(exp.Column)}
+    for name in names:
+        if name not in schema.names:
+            raise SchemaError(f"column ({name!r}) must be in the schema.{suggestion(name, schema.names)}")
+    return names
+
+
+def cell_weights(condition: Expr, schema: Schema, features: tuple[int, ...]) -> NDArray[np.float64]:
+    """Returns how much each cell of the marginal over `features` counts."""
+    require_few(schema.sizes[feature] for feature in features)
+    columns = [schema.columns[feature] for feature in features]
+    parts = {column.name: split(column, bounds(condition, column.name)) for column in columns}
+    require_few(map(len, parts.values()))
+    axes = dict(zip(parts, np.ix_(*(range(len(found)) for found in parts.values())), strict=True))
+    shape = tuple(map(len, parts.values()))
+    holds = np.broadcast_to(evaluate(condition, parts, axes, schema)[0], shape).astype(np.float64)
+    for axis, (feature, found) in enumerate(zip(features, parts.values(), strict=True)):
+        fold = np.zeros((schema.sizes[feature], len(found)))
+        fold[[part.code for part in found], range(len(found))] = [part.share for part in found]
+        holds = np.moveaxis(np.tensordot(fold, holds, axes=(1, axis)), 0, axis)
+    return holds
+
+
+def require_few(sizes: Iterable[int]) -> None:
+    """Refuses more cells than can be weighed."""
+    if math.prod(sizes) > LARGEST:
+        raise ParameterError(
+            f"the question's columns must have at most {LARGEST} cells together: ask about fewer columns"
+        )
+
+
+def bounds(condition: Expr, name: str) -> list[float]:
+    """Returns the numbers that a condition compares a column with."""
+    from sqlglot import exp  # noqa: PLC0415
+
+    found = []
+    for node in condition.find_all(exp.Predicate, exp.In, exp.Between):
+        if name in {column.name for column in node.find_all(exp.Column)}:
+            found += [value for item in node.find_all(exp.Literal, exp.Neg) if is_number(value := literal(item))]
+    return sorted(set(map(float, found)))
+
+
+def split(column: Column, cuts: list[float]) -> list[Part]:
+    """Returns the parts of a column's domain: its codes, bins of numbers cut at the condition's bounds."""
+    if isinstance(column, Numeric):
+        parts = [part for code in range(column.bins) for part in split_bin(column, code, cuts)]
+    elif isinstance(column, Codes):
+        parts = [Part(code, 1.0, float(code)) for code in range(column.values)]
+    elif isinstance(column, Ordinal):
+        parts = [Part(code, 1.0, float(code)) for code in range(column.regular)]
+    elif isinstance(column, Categorical):
+        parts = [Part(code, 1.0, label(category)) for code, category in enumerate(column.categories)]
+    else:
+        raise ParameterError(f"column {column.name!r} must be categorical, ordinal, numeric or codes")
+    if isinstance(column, Categorical) and column.other:
+        parts.append(Part(column.regular, 1.0, OTHER))
+    if column.missing:
+        parts.append(Part(column.size - 1, 1.0, None))
+    return parts
+
+
+def split_bin(column: Numeric, code: int, cuts: list[float]) -> list[Part]:
+    """Returns the parts of a bin between the cuts, each with its share of the bin's values."""
+    step, lower = column.width / column.bins, float(column.lower)
+    low, high = lower + code * step, lower + (code + 1) * step
+    if column.integer:
+        low, high = math.ceil(low), math.ceil(high)
+        # A whole number that is a cut is a part of its own.
+        cuts = sorted({edge for cut in cuts if low - 1 < cut < high for edge in (math.ceil(cut), math.floor(cut) + 1)})
+    edges = [low, *(cut for cut in cuts if low < cut < high), high]
+    return [
+        Part(code, (right - left) / (high - low), float(left) if column.integer else (left + right) / 2)
+        for left, right in itertools.pairwise(edges)
+    ]
+
+
+def evaluate(node: Expr, parts: dict[str, list[Part]], axes: dict[str, NDArray[np.int64]], schema: Schema) -> Truth:
+    """Returns where a condition holds and where it fails, over the grid of parts."""
+    from sqlglot import exp  # noqa: PLC0415
+
+    def inner(child: Expr) -> Truth:
+        return evaluate(child, parts, axes, schema)
+
+    if isinstance(node, exp.Paren):
+        return inner(node.this)
+    if isinstance(node, exp.And | exp.Or):
+        left, right = inner(node.left), inner(node.right)
+        both, either = (0, 1) if isinstance(node, exp.And) else (1, 0)
+        truth = {both: left[both] & right[both], either: left[either] | right[either]}
+        return truth[0], truth[1]
+    if isinstance(node, exp.Not):
+        holds, fails = inner(node.this)
+        return fails, holds
+    column, test = predicate(node, schema)
+    found = [test(part.value) for part in parts[column.name]]
+    place = axes[column.name]
+    return np.array([truth is True for truth in found])[place], np.array([truth is False for truth in found])[place]
+
+
+def predicate(node: Expr, schema: Schema) -> tuple[Column, Callable[[Any], bool | None]]:
+    """Returns the column of a simple condition, and the test of one value: None where it is unknown."""
+    from sqlglot import exp  # noqa: PLC0415
+
+    compare = {exp.LT: operator.lt, exp.LTE: operator.le, exp.GT: operator.gt, exp.GTE: operator.ge}
+    target = node.this
+    if not isinstance(target, exp.Column):
+        raise ParameterError(f"condition ({node.sql()!r}) must compare a column with values")
+    column = schema.columns[schema.index(target.name)]
+    if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+        return column, lambda value: value is None
+    if isinstance(node, exp.In) and node.expressions:
+        wanted = [comparable(column, item) for item in node.expressions]
+        return column, lambda value: None if value is None else value in wanted
+    if isinstance(node, exp.Between):
+        low, high = rank(column, node.args["low"], node), rank(column, node.args["high"], node)
+        return column, lambda value: low <= value <= high if isinstance(value, float) else None
+    if isinstance(node, exp.EQ | exp.NEQ):
+        wanted, equal = comparable(column, node.expression), isinstance(node, exp.EQ)
+        return column, lambda value: None if value is None else (value == wanted) is equal
+    if type(node) in compare:
+        ordered, bound = compare[type(node)], rank(column, node.expression, node)
+        return column, lambda value: ordered(value, bound) if isinstance(value, float) else None
+    raise ParameterError(
+        f"condition ({node.sql()!r}) must be =, <>, <, <=, >, >=, in, between or is null, joined by and, or, not"
+    )
+
+
+def rank(column: Column, bound: Expr, node: Expr) -> float:
+    """Returns the number that a bound stands for in the order of a column; refuses values that have no order."""
+    value = comparable(column, bound)
+    if not isinstance(value, float):
+        raise ParameterError(f"condition ({node.sql()!r}) must not order {column.name!r} by {value!r}: it has no order")
+    return value
+
+
+def comparable(column: Column, node: Expr) -> Any:  # noqa: ANN401 - a text or a number
+    """Returns the value that a literal stands for in a column: a number, a category's label, or its rank."""
+    value = literal(node)
+    if isinstance(column, Categorical):
+        code = column.spellings.get(label(value))
+        if code is None and not (column.other and value == OTHER):
+            known = [label(category) for category in column.categories]
+            raise ParameterError(
+                f"value ({value!r}) must be a category of {column.name!r}.{suggestion(str(value), known)}"
+            )
+        if isinstance(column, Ordinal):
+            return float(code) if code is not None else OTHER
+        return label(column.categories[code]) if code is not None else OTHER
+    if not is_number(value):
+        raise ParameterError(f"value ({value!r}) must be a number: {column.name!r} holds numbers")
+    return float(value)
+
+
+def literal(node: Expr) -> Any:  # noqa: ANN401 - a text, a number or a truth value
+    """Returns the value of a literal."""
+    from sqlglot import exp  # noqa: PLC0415
+
+    if isinstance(node, exp.Neg) and is_number(value := literal(node.this)):
+        return -value
+    if isinstance(node, exp.Boolean):
+        return bool(node.this)
+    if isinstance(node, exp.Literal):
+        if node.is_string:
+            return node.this
+        whole = node.this.isdigit() and len(node.this) <= LONGEST_NUMBER
+        return int(node.this) if whole else float(node.this)
+    raise ParameterError(f"value ({node.sql()!r}) must be a number or a text in single quotes")

@@ -1,0 +1,138 @@
+"""Tables that people take away: synthetic rows, and the answers of a workload, as CSV or Parquet files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anamorph.curator.tallies import GroupBy
+from anamorph.errors import ParameterError, ResourceError
+from anamorph.queries.spec import workload as parse_workload
+from anamorph.release import Release
+from anamorph.schema import OTHER, Categorical, Codes, Column, Numeric, guarded, label
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LARGEST_ANSWERS = 50_000_000
+"""The most answers that are written to one file."""
+
+
+def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> pa.Table:
+    """Returns synthetic rows in the original schema: as many as the data publicly had, unless told."""
+    wanted = round(release.total) if rows is None else rows
+    if wanted < 1:
+        raise ParameterError(f"rows ({wanted}) must be at least 1")
+    table = release.model.sample(wanted, seed=seed)
+    return release.schema.decode(table, np.random.default_rng((seed, 1)))
+
+
+def answer_table(release: Release, spec: str) -> pa.Table:
+    """Returns every query of a workload with its answer: columns, values, fraction, count."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    workload = parse_workload(spec, release.schema)
+    if workload.cells > LARGEST_ANSWERS:
+        raise ParameterError(
+            f"the workload has {workload.cells} queries; a file of answers must have at most {LARGEST_ANSWERS}"
+        )
+    names, values, fractions = [], [], []
+    for piece, answers in zip(workload.pieces(), release.model.answers(workload), strict=True):
+        tally = piece.tally
+        if not isinstance(tally, GroupBy):
+            raise ParameterError("the workload must be of whole marginals")
+        columns = [release.schema.columns[feature] for feature in tally.features]
+        codes = np.unravel_index(np.arange(tally.cells), tally.shape)
+        texts = [
+            np.array(code_labels(column), object)[code + tally.start * (i == 0)]
+            for i, (column, code) in enumerate(zip(columns, codes, strict=True))
+        ]
+        names.append(
+            pa.array([" x ".join(column.name for column in columns)]).take(pa.array(np.zeros(tally.cells, np.int32)))
+        )
+        values.append(pa.array([" x ".join(parts) for parts in zip(*texts, strict=True)]))
+        fractions.append(answers.astype(np.float64))
+    fraction = np.concatenate(fractions)
+    arrays = [
+        pa.chunked_array(names),
+        pa.chunked_array(values),
+        pa.array(fraction),
+        pa.array(fraction * release.total),
+    ]
+    return pa.table(arrays, names=["columns", "values", "fraction", "count"])
+
+
+def code_labels(column: Column) -> list[str]:
+    """Returns a text for each code of a column."""
+    if isinstance(column, Categorical):
+        texts = [label(category) for category in column.categories] + [OTHER] * column.other
+    elif isinstance(column, Numeric):
+        step = column.width / column.bins
+        edges = [f"{float(column.lower) + i * step:.12g}" for i in range(column.bins + 1)]
+        texts = [f"[{low}, {high})" for low, high in itertools.pairwise(edges)]
+    elif isinstance(column, Codes):
+        texts = [str(code) for code in range(column.values)]
+    else:
+        raise ParameterError(f"column {column.name!r} must be categorical, ordinal, numeric or codes")
+    return texts + ["(missing)"] * column.missing
+
+
+def write_table(table: pa.Table, path: Path, *, overwrite: bool = False) -> None:
+    """Writes a table as CSV or Parquet, by the name's ending; whole or not at all.
+
+    In CSV, a text that a spreadsheet would take for a formula gets a leading apostrophe; reading accepts it.
+    """
+    ending = path.suffix.lower()
+    if ending not in (".csv", ".parquet"):
+        raise ParameterError(f"output ({str(path)!r}) must end in .csv or .parquet")
+
+    def write(fresh: Path) -> None:
+        if ending == ".parquet":
+            from pyarrow import parquet  # noqa: PLC0415
+
+            parquet.write_table(table, fresh)
+        else:
+            from pyarrow import csv  # noqa: PLC0415
+
+            csv.write_csv(guard_texts(table), fresh)
+
+    replace_file(path, overwrite=overwrite, write=write)
+
+
+def guard_texts(table: pa.Table) -> pa.Table:
+    """Returns the table with formulas disarmed, in column names too."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    arrays = []
+    for array in table.columns:
+        if pa.types.is_string(array.type):
+            encoded = array.dictionary_encode().combine_chunks()
+            encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
+            texts = pa.array([guarded(text) for text in encoded.dictionary.to_pylist()], pa.string())
+            array = pa.DictionaryArray.from_arrays(encoded.indices, texts).cast(pa.string())  # noqa: PLW2901
+        arrays.append(array)
+    return pa.table(arrays, names=[guarded(name) for name in table.column_names])
+
+
+def replace_file(path: Path, *, overwrite: bool, write: Callable[[Path], object]) -> None:
+    """Writes a file beside its target, syncs it, and renames it into place: an earlier file is never harmed."""
+    if path.exists() and not overwrite:
+        raise ParameterError(f"output ({str(path)!r}) must not exist yet: name another, or add --overwrite")
+    fresh = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    try:
+        write(fresh)
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        raise ResourceError(
+            f"output ({str(path)!r}) cannot be written: {error.strerror or 'the system refused'}"
+        ) from None
+    finally:
+        fresh.unlink(missing_ok=True)
