@@ -1,0 +1,45 @@
+"""Every figure of the benchmarks, as JSON lines: `python -m bench`, or some by name: `python -m bench step help`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from bench import accuracy, counting, speed
+
+FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
+    "rho": accuracy.rho,
+    "help": speed.help_seconds,
+    "step": speed.projection_step,
+    "select": speed.selection,
+    "noise": speed.noise,
+    "counting": counting.counting,
+    "end-to-end": speed.end_to_end,
+    "compilations": speed.compilations,
+    "rap-cells": accuracy.rap_cells,
+    "rap-blocks": accuracy.rap_blocks,
+}
+
+
+def main(names: list[str]) -> None:
+    """Prints a line of JSON for each figure: what was measured, what the target is, whether it is reached."""
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        sys.exit(f"figure {unknown[0]!r} must be one of {', '.join(FIGURES)}")
+    for name in names or FIGURES:
+        start = time.perf_counter()
+        result = FIGURES[name]()
+        line = (
+            {"figure": name}
+            | result
+            | {"cores": os.cpu_count(), "bench_seconds": round(time.perf_counter() - start, 1)}
+        )
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
