@@ -312,6 +312,8 @@ def invoke(arguments: list[str]) -> int:
         return error.exit_code
     except typer.Exit as error:
         return error.exit_code
+    except SystemExit as error:  # what typer makes of a pipe that nobody reads
+        raise error.__context__ if isinstance(error.__context__, BrokenPipeError) else error from None
     if result == INTERRUPTED:  # what typer makes of one
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0

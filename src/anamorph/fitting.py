@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +69,25 @@ class Fit:
             archive.check_target(self.output, overwrite=self.overwrite)
             if self.ledger is not None and self.ledger.absolute() == self.output.absolute():
                 raise ParameterError(f"output ({str(self.output)!r}) must not be the ledger: name another")
-        ledger = self.open_ledger()
-        if ledger is not None and not self.resume:
-            ledger.check(self.schema.dataset, terms=self.terms, rho=self.budget.rho)
+        ledger = self.open_ledger(workload)
+        if ledger is not None:
+            name, schema = self.schema.dataset, self.schema.fingerprint
+            ledger.check_terms(name, relation=self.neighbours, schema=schema)
+            if not self.resume:
+                ledger.check(name, terms=self.terms, rho=self.budget.rho)
         return workload
 
-    def open_ledger(self) -> Ledger | None:
-        """Returns where spends are kept; None for a seeded run, which pays for nothing."""
-        return None if self.ledger is None or self.unsafe_seed is not None else Ledger(self.ledger)
+    def open_ledger(self, workload: Workload) -> Ledger | None:
+        """Returns where spends are kept; None for a run that pays for nothing, because it is seeded or asks nothing."""
+        free = self.unsafe_seed is not None or not self.mechanism.steps_for(workload, self.budget.rho)
+        return None if self.ledger is None or free else Ledger(self.ledger)
 
 
 def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
     """Returns the release, saved where the fit says; `said` gets public remarks for people."""
     workload = fit.check()
-    for warning in fit.budget.warnings(None):
+    warned = fit.budget.warnings(None)
+    for warning in warned:
         said(warning)
     with open_source(fit.data, fit.schema) as source:
         if source.ignored:
@@ -91,18 +96,17 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
             source,
             fit.budget,
             neighbours=fit.neighbours,
-            ledger=fit.open_ledger(),
+            ledger=fit.open_ledger(workload),
             terms=fit.terms,
             resume=fit.resume,
             unsafe_seed=fit.unsafe_seed,
         )
-        for warning in fit.budget.warnings(round(curator.total)):
-            said(warning)
         release = fit.mechanism(curator, workload, seed=fit.seed)
-        release = replace(release, privacy=curator.privacy())
-        if fit.output is not None:
-            digest = archive.save(release, fit.output, overwrite=fit.overwrite)
-            curator.finish(digest)
+        for warning in fit.budget.warnings(round(release.total) or None):
+            if warning not in warned:
+                said(warning)
+        saved = fit.output is not None
+        curator.finish(archive.save(release, fit.output, overwrite=fit.overwrite) if saved else "not saved")
     return release
 
 

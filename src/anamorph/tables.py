@@ -26,7 +26,7 @@ LARGEST_ANSWERS = 50_000_000
 
 def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> pa.Table:
     """Returns synthetic rows in the original schema: as many as the data publicly had, unless told."""
-    wanted = round(release.total) if rows is None else rows
+    wanted = max(round(release.total), 1) if rows is None else rows
     if wanted < 1:
         raise ParameterError(f"rows ({wanted}) must be at least 1")
     table = release.model.sample(wanted, seed=seed)

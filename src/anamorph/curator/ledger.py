@@ -79,12 +79,8 @@ class Ledger:
             if account is None:
                 record = {"record": "open", "dataset": dataset, "relation": relation, "schema": schema}
                 self._chain.append(connection, record | total)
-            elif (account.relation, account.schema) != (relation, schema):
-                other = "schema" if account.relation == relation else f"relation ({account.relation})"
-                raise BudgetError(
-                    f"the account of dataset {dataset!r} was opened for another {other}; go back to it, or "
-                    f"use another dataset name if these are the rows of other people"
-                )
+            else:
+                _check_same_terms(account, relation, schema)
             return _opened(book, dataset)
 
     def raise_total(self, dataset: str, *, epsilon: float, delta: float, rho: float) -> Account:
@@ -100,6 +96,12 @@ class Ledger:
                 )
             self._chain.append(connection, book.terms[dataset] | total | {"record": "raise"})
             return _opened(book, dataset)
+
+    def check_terms(self, dataset: str, *, relation: str, schema: str) -> None:
+        """Refuses, for an account that exists, another neighbour relation or another schema than it was opened for."""
+        account = self._chain.read().account(dataset)
+        if account is not None:
+            _check_same_terms(account, relation, schema)
 
     def check(self, dataset: str, *, terms: Mapping[str, object], rho: float) -> None:
         """Refuses what `begin` would refuse an account that exists; nothing is written, nothing is promised.
@@ -245,6 +247,15 @@ class Run:
                 f"step {self._step} of run {self.identifier} was charged, but no answer was stored; "
                 f"it must be charged again. {_refusal(_opened(book, story.dataset), rho)} Then --resume."
             )
+
+
+def _check_same_terms(account: Account, relation: str, schema: str) -> None:
+    if (account.relation, account.schema) != (relation, schema):
+        other = "schema" if account.relation == relation else f"relation ({account.relation})"
+        raise BudgetError(
+            f"the account of dataset {account.dataset!r} was opened for another {other}; go back to it, or use another "
+            "dataset name if these are the rows of other people"
+        )
 
 
 def _check_affordable(book: Book, account: Account, terms: str, rho: float) -> None:

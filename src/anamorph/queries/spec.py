@@ -1,7 +1,8 @@
 """Workload specs: the short texts by which workloads are named.
 
 `marginals:k=3` is every 3-way marginal, `marginals:k=3,count=64,seed=0` a random choice of 64 of them,
-`marginals:of=age+sex` one marginal by its columns. A YAML file lists specs under `workload:`.
+`marginals:of=age+sex` one marginal by its columns. Several are joined by semicolons, or
+listed in a YAML file under `workload:`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ LARGEST_BLOCK = 1 << 33
 
 def workload(spec: str, schema: Schema) -> Workload:
     """Returns the workload that a spec, or a YAML file of specs, names."""
-    specs = list(read_file(Path(spec))) if is_file(spec) else [spec]
-    parts = tuple(queries(item, schema) for item in specs)
+    specs = list(read_file(Path(spec))) if is_file(spec) else spec.split(";")
+    parts = tuple(queries(item.strip(), schema) for item in specs)
     check_sizes(parts, schema)
-    return Workload(parts, spec=" ".join(specs))
+    return Workload(parts, spec="; ".join(specs))
 
 
 def is_file(spec: str) -> bool:
