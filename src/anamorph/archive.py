@@ -102,17 +102,18 @@ def write_directory(directory: Path, contents: dict[str, bytes]) -> None:
     """Writes files into a new directory beside the target, syncs them, and renames it into place."""
     fresh = directory.parent / f".{directory.name}.{secrets.token_hex(4)}"
     old = directory.parent / f".{directory.name}.{secrets.token_hex(4)}.old"
+    earlier = directory.exists()
     try:
         fresh.mkdir()
         for name, content in contents.items():
             write_file(fresh / name, content)
         sync_directory(fresh)
-        if directory.exists():
+        if earlier:
             directory.rename(old)
         fresh.rename(directory)
         sync_directory(directory.parent)
     except BaseException as error:
-        if directory.exists() and not fresh.exists():
+        if directory.exists() and (old.exists() or not earlier):
             directory.rename(fresh)
         if old.exists():
             old.rename(directory)

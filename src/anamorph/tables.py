@@ -20,6 +20,7 @@ from anamorph.schema import OTHER, Categorical, Codes, Column, Numeric, guarded,
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MOST_ROWS = 10**10
 LARGEST_ANSWERS = 50_000_000
 """The most answers that are written to one file."""
 
@@ -27,8 +28,8 @@ LARGEST_ANSWERS = 50_000_000
 def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> pa.Table:
     """Returns synthetic rows in the original schema: as many as the data publicly had, unless told."""
     wanted = max(round(release.total), 1) if rows is None else rows
-    if wanted < 1:
-        raise ParameterError(f"rows ({wanted}) must be at least 1")
+    if not 1 <= wanted <= MOST_ROWS:
+        raise ParameterError(f"rows ({wanted}) must be from 1 to {MOST_ROWS}")
     table = release.model.sample(wanted, seed=seed)
     return release.schema.decode(table, np.random.default_rng((seed, 1)))
 

@@ -37,7 +37,9 @@ class Zero:
 
     @classmethod
     def from_arrays(cls, sizes: tuple[int, ...], arrays: dict[str, NDArray]) -> Self:
-        """Returns the model."""
+        """Returns the model; refuses arrays, of which it has none."""
+        if arrays:
+            raise CorruptionError("the model must hold no arrays; it does")
         return cls(sizes)
 
 
@@ -102,7 +104,7 @@ class Answers:
     def from_arrays(cls, sizes: tuple[int, ...], arrays: dict[str, NDArray]) -> Self:
         """Returns the model of a release; refuses marginals that the schema does not have."""
         marginals, sigma = {}, {}
-        for index in range(len(arrays) // 3):
+        for index in range(-(-len(arrays) // 3)):
             features = tuple(arrays[f"features.{index}"].tolist())
             values = arrays[f"values.{index}"]
             known = all(0 <= feature < len(sizes) for feature in features)

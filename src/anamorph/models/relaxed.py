@@ -1,7 +1,8 @@
 """Relaxed rows, and the relaxed projection that fits them (RAP, algorithm 1).
 
 The model is a table of n' rows whose cells are probability vectors, with a weight for each row. Fitting minimises, by
-Adam over free numbers mapped to simplices,
+Adam steps on the probabilities, each followed by the projection onto the simplices (SparseMax), or on free numbers whose
+softmax they are,
 
     chi^2 / (2 n)  +  penalty * I,     chi^2 = sum over measured answers of ((answer - noisy answer) / sigma)^2,
 
@@ -14,8 +15,8 @@ model of maximum entropy does. Penalty 0 and equal weights are the RAP paper's o
 
 References: Aydore et al. 2021, algorithm 1 and section 5.1 (Adam, rate 0.001, at most 5000 steps, stop when the
 relative improvement of the loss falls below 1e-7, start in [-1, 1]).
-Deviations: the loss weighs measurements by 1 / sigma^2; SparseMax is part of the objective, so that its derivative is
-used, instead of being applied after each step; the best table seen is returned, not the last.
+Deviations: the loss weighs measurements by 1 / sigma^2; before Adam scales it, the gradient is centred within each
+simplex (`tangent`); the best table seen is returned, not the last.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from anamorph import progress
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import goals, products
-from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax
+from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax, step_back
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 from anamorph.rounding import round_rows
@@ -137,7 +138,10 @@ class RelaxedProjection:
         key = jax.random.key(seed)
         free = jax.random.uniform(key, (sum(sizes), self.rows), minval=-self.start, maxval=self.start)
         layout = Layout(sizes)
-        return self._model(sizes, settle(self, layout, layout.stack(free, NOWHERE)), jnp.zeros(self.rows))
+        stacks = layout.stack(free, NOWHERE)
+        if self.simplex == "sparsemax":
+            stacks = tuple(map(sparsemax, stacks))
+        return self._model(sizes, stacks, jnp.zeros(self.rows))
 
     def fit(self, model: RelaxedRows, measurements: Sequence[Measurement], *, seed: int = 0) -> RelaxedRows:
         """Returns the rows that best explain all measurements, starting from the model's rows.
@@ -191,13 +195,6 @@ class State(NamedTuple):
 def points(estimator: RelaxedProjection, free: Stacks) -> Stacks:
     """Returns the probabilities that the parameters stand for."""
     return tuple(softmax(stack) for stack in free) if estimator.simplex == "softmax" else free
-
-
-def settle(estimator: RelaxedProjection, layout: Layout, free: Stacks) -> Stacks:
-    """Returns the parameters after a step: for SparseMax, brought back to the simplices."""
-    if estimator.simplex == "softmax":
-        return free
-    return tuple(sparsemax(jnp.where(mask, stack, NOWHERE)) for stack, mask in zip(free, layout.masks, strict=True))
 
 
 def tangent(estimator: RelaxedProjection, parameters: Parameters, gradient: Parameters) -> Parameters:
@@ -264,7 +261,9 @@ def advance(estimator: RelaxedProjection, layout: Layout, state: State, aims: go
         better = (loss < now.best_loss) & ((now.step % KEEP == 0) | last)
         best, best_loss = jax.lax.cond(better, lambda: (now.parameters, loss), lambda: (now.best, now.best_loss))
         moved = jax.tree.map(jnp.add, now.parameters, updates)
-        moved = Parameters(settle(estimator, layout, moved.free), moved.rows)
+        if estimator.simplex == "sparsemax":
+            free = map(step_back, now.parameters.free, moved.free, layout.masks)
+            moved = moved._replace(free=tuple(free))
         return State(moved, optimiser, now.step + 1, loss, stopped, best, best_loss)
 
     return jax.lax.while_loop(lambda now: (now.step < until) & ~now.stopped, step, state)

@@ -98,19 +98,18 @@ def padded_size(size: int) -> int:
     return -(-size // step) * step
 
 
-@jax.custom_vjp
-def sparsemax(free: Array) -> Array:
+def sparsemax(free: Array, below: Array | None = None) -> Array:
     """Returns the Euclidean projection of each fibre along axis 1 onto the probability simplex.
 
     max(x - tau, 0) with tau such that the sum is 1 (Martins & Astudillo 2016). The threshold is the root of a convex,
-    decreasing, piecewise linear function; Newton's method from max(x) - 1, which lies below the root, climbs to it
-    and ends after finitely many steps (Michelot 1986), in practice fewer than ten: no sort is needed.
+    decreasing, piecewise linear function; Newton's method from a number below the root climbs to it and ends after
+    finitely many steps (Michelot 1986), in practice fewer than ten: no sort is needed.
+
+    Args:
+        free: any numbers.
+        below: numbers not above the thresholds, to start from; the nearer the faster. Without them max(x) - 1 is used.
     """
-    return jnp.maximum(free - threshold(free), 0)
-
-
-def threshold(free: Array) -> Array:
-    """Returns tau with sum(max(x - tau, 0)) = 1 along axis 1."""
+    start = jnp.max(free, axis=1, keepdims=True) - 1 if below is None else below
 
     def climb(state: tuple[Array, Array]) -> tuple[Array, Array]:
         tau, _ = state
@@ -119,22 +118,18 @@ def threshold(free: Array) -> Array:
         raised = jnp.maximum((total - 1) / jnp.sum(above, axis=1, keepdims=True, dtype=free.dtype), tau)
         return raised, jnp.any(raised > tau)
 
-    start = jnp.max(free, axis=1, keepdims=True) - 1
-    return jax.lax.while_loop(lambda state: state[1], climb, (start, jnp.array(True)))[0]
+    tau, _ = jax.lax.while_loop(lambda state: state[1], climb, (start, jnp.array(True)))
+    return jnp.maximum(free - tau, 0)
 
 
-def _sparsemax_forward(free: Array) -> tuple[Array, Array]:
-    points = sparsemax(free)
-    return points, points
+def step_back(points: Array, moved: Array, mask: Array) -> Array:
+    """Returns the projection of points of simplices that were moved a little; `mask` tells codes from padding.
 
-
-def _sparsemax_backward(points: Array, gradient: Array) -> tuple[Array]:
-    support = points > 0
-    mean = jnp.sum(jnp.where(support, gradient, 0), axis=1, keepdims=True) / jnp.sum(support, axis=1, keepdims=True)
-    return (jnp.where(support, gradient - mean, 0),)
-
-
-sparsemax.defvjp(_sparsemax_forward, _sparsemax_backward)
+    The threshold is at least the least movement m of a fibre's codes: sum(max(x - m, 0)) >= sum(points) = 1. A margin
+    allows for points whose sum is 1 but for rounding.
+    """
+    least = jnp.min(jnp.where(mask, moved - points, jnp.inf), axis=1, keepdims=True)
+    return sparsemax(jnp.where(mask, moved, NOWHERE), below=least - 1e-5)
 
 
 def softmax(free: Array) -> Array:
