@@ -61,8 +61,8 @@ def measure_step() -> dict[str, Any]:
     import jax
 
     from anamorph.models import goals
-    from anamorph.models.relaxed import Parameters, RelaxedProjection, advance, start
-    from anamorph.models.simplex import NOWHERE, Layout
+    from anamorph.models.relaxed import RelaxedProjection, advance, scatter, start
+    from anamorph.models.simplex import Layout
     from anamorph.queries.marginals import random_marginals
     from anamorph.queries.workload import Workload
     from anamorph.release import Measurement
@@ -77,13 +77,7 @@ def measure_step() -> dict[str, Any]:
     found = {}
     for simplex in ("sparsemax", "softmax"):
         estimator = RelaxedProjection(simplex=simplex, tolerance=0.0)
-        model = estimator.init(schema.sizes, seed=0)
-        assert model.free is not None
-        padding = NOWHERE if simplex == "softmax" else 0.0
-        state = start(
-            estimator,
-            Parameters(layout.stack(jax.numpy.asarray(model.free[:-1]), padding), jax.numpy.asarray(model.free[-1])),
-        )
+        state = start(estimator, scatter(estimator, layout, jax.random.key(0)))
         times = []
         for until in range(100, 700, 100):
             begin = time.perf_counter()
@@ -186,7 +180,7 @@ def count_compilations(rounds: int) -> dict[str, Any]:
 
     compiled = []
 
-    def listen(event: str, _seconds: float, **_: object) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event.endswith("backend_compile_duration"):
             compiled.append(event)
 

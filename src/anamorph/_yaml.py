@@ -27,7 +27,7 @@ class PlainLoader(yaml.SafeLoader):
             raise ComposerError(None, None, "tags are not allowed", event.start_mark)
         return super().compose_node(parent, index)
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:  # noqa: ANN401 - as SafeLoader has it
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:  # noqa: ANN401 - as SafeLoader has it
         """Returns the text; the two halves by which JSON escapes a character beyond 16 bits become one."""
         text = super().construct_scalar(node)
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le") if isinstance(text, str) else text
@@ -49,7 +49,10 @@ class PlainDumper(yaml.SafeDumper):
 
 
 INTEGER = r"^[-+]?(?:0|[1-9][0-9]*)$"
-FLOAT = r"^[-+]?(?:(?:0|[1-9][0-9]*)?[.][0-9]+|(?:0|[1-9][0-9]*)[.]?)(?:[eE][-+]?[0-9]+)?$|^[-+]?[.](?:inf|Inf)$|^[.](?:nan|NaN)$"
+FLOAT = (
+    r"^[-+]?(?:(?:0|[1-9][0-9]*)?[.][0-9]+|(?:0|[1-9][0-9]*)[.]?)(?:[eE][-+]?[0-9]+)?$"
+    r"|^[-+]?[.](?:inf|Inf)$|^[.](?:nan|NaN)$"
+)
 
 PlainLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith(":null")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -152,7 +153,7 @@ def fit(
         release = fitting.run(request, say)
     show_release(release)
     tell(f"release: {output}")
-    if unsafe_seed is None:
+    if unsafe_seed is None and ledger.exists():  # a run that asks nothing keeps none
         tell(f"ledger:  {ledger}")
 
 
@@ -296,6 +297,9 @@ def demo(
 
 def main() -> None:
     """Runs the command line and exits with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names may hold what a terminal cannot show
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     sys.exit(_console.guarded(lambda: invoke(arguments), debug=debug))

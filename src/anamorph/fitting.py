@@ -105,8 +105,10 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
         for warning in fit.budget.warnings(round(release.total) or None):
             if warning not in warned:
                 said(warning)
-        saved = fit.output is not None
-        curator.finish(archive.save(release, fit.output, overwrite=fit.overwrite) if saved else "not saved")
+        if fit.output is None:
+            curator.finish("not saved")
+        else:
+            curator.finish(archive.save(release, fit.output, overwrite=fit.overwrite))
     return release
 
 

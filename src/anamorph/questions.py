@@ -3,7 +3,7 @@
 A condition names some columns. Its answer is a weighted sum over the cells of the marginal over those columns: a cell
 counts in full where the condition holds for its values, not at all where it does not, and, for a bin of numbers that a
 bound of the condition cuts, in proportion to the part of the bin on the right side. A missing value makes a comparison
-unknown, as in SQL, and so its negation; the `other` of an ordered list, which has no rank, does so for <, > and between.
+unknown, as in SQL, and so its negation; so does the `other` of an ordered list, which has no rank, for < and between.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def split_bin(column: Numeric, code: int, cuts: list[float]) -> list[Part]:
     step, lower = column.width / column.bins, float(column.lower)
     low, high = lower + code * step, lower + (code + 1) * step
     if column.integer:
-        low, high = math.ceil(low), math.ceil(high)
+        low, high = int(column.firsts[code]), int(column.firsts[code + 1])
         # A whole number that is a cut is a part of its own.
         cuts = sorted({edge for cut in cuts if low - 1 < cut < high for edge in (math.ceil(cut), math.floor(cut) + 1)})
     edges = [low, *(cut for cut in cuts if low < cut < high), high]

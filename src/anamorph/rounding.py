@@ -4,10 +4,10 @@ Every row takes, for each feature, a code drawn from the row's probabilities: th
 product query. Drawing several rows from each relaxed row (oversampling) brings the rounded answers near the relaxed
 ones; five are nearly enough.
 
-Deviation from the paper: the copies of one relaxed row are drawn by stratified sampling. Copy c of a row uses, for each
-feature, a uniform number in stratum pi(c) of [0, 1), with pi a random permutation, drawn anew for each feature. A single
-copy is distributed as before, features stay independent, and the copies together follow the row's probabilities more
-closely than independent draws would.
+Deviation from the paper: the copies of one relaxed row are drawn by stratified sampling. Copy c of a row uses, for
+each feature, a uniform number in stratum pi(c) of [0, 1), with pi a random permutation, drawn anew for each feature.
+A single copy is distributed as before, features stay independent, and the copies together follow the row's
+probabilities more closely than independent draws would.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a text begins that a spreadsheet would take for a formula."""
 
 LARGEST_FILE = 16 << 20
+MOST_BINS = 1 << 20
 LARGEST_NAME = 1 << 14
 LONGEST_NUMBER = 1 << 8
 
@@ -225,7 +226,7 @@ class Numeric(Column):
         self._require(self.lower < self.upper, "lower", f"below upper ({self.upper!r})")
         self._require(isinstance(self.integer, bool), "integer", "true or false")
         self._require(math.isfinite(self.width), "upper", "closer to lower: the range overflows")
-        most = int(self.width) if self.integer else 1 << 20
+        most = min(int(self.width), MOST_BINS) if self.integer else MOST_BINS
         counted = isinstance(self.bins, int) and not isinstance(self.bins, bool)
         self._require(counted and 1 <= self.bins <= most, "bins", f"a whole number from 1 to {most}")
         self._require(math.isfinite(self.width * self.bins), "bins", "smaller: times the range it overflows")
@@ -247,6 +248,12 @@ class Numeric(Column):
     def regular(self) -> int:
         return self.bins
 
+    @cached_property
+    def firsts(self) -> NDArray[np.int64]:
+        """The least whole number of each bin, and the one after the last: exact, where step times code is not."""
+        lower, width = int(self.lower), int(self.width)
+        return np.array([lower - (-code * width // self.bins) for code in range(self.bins + 1)], np.int64)
+
     def bin(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
         """Returns the code of each number; NaN is not one."""
         lower, upper = float(self.lower), float(self.upper)
@@ -260,10 +267,10 @@ class Numeric(Column):
         kept = np.minimum(codes, self.bins - 1).astype(np.int64)
         step, lower = self.width / self.bins, float(self.lower)
         if self.integer:
-            first, stop = np.ceil(lower + kept * step), np.ceil(lower + (kept + 1) * step)
+            first, stop = self.firsts[kept].astype(np.float64), self.firsts[kept + 1]
             values = np.minimum(first + np.floor(generator.random(kept.size) * (stop - first)), stop - 1)
         else:
-            values = lower + (kept + generator.random(kept.size)) * step
+            values = np.minimum(lower + (kept + generator.random(kept.size)) * step, float(self.upper))
         values = np.where(self.bin(values) == kept, values, lower + (kept + 0.5) * step)
         values = np.round(values).astype(np.int64) if self.integer else values
         return pa.array(values, mask=codes >= self.bins) if self.missing else pa.array(values)

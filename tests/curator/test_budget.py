@@ -16,6 +16,7 @@ from anamorph.curator.budget import (
     epsilon_of,
     gaussian_sigma,
     gumbel_scale,
+    proportional,
     rest,
     rho_of,
     round_down,
@@ -244,3 +245,16 @@ def test_rounding_is_to_the_safe_side_and_tight(value):
     assert Fraction(below) <= value <= Fraction(above)
     assert below == above or math.nextafter(below, math.inf) == above
     assert math.copysign(1, round_up(Fraction(0))) == 1
+
+
+@given(rhos, st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40))
+def test_proportional_parts_never_exceed_the_whole(rho, weights):
+    parts = proportional(rho, weights)
+    assert sum(map(Fraction, parts)) <= Fraction(rho)
+    assert parts == pytest.approx([rho * weight / math.fsum(weights) for weight in weights], rel=1e-12)
+
+
+@pytest.mark.parametrize("weights", [[], [1.0, 0.0], [1.0, math.inf], [1.0, math.nan]])
+def test_weights_must_be_positive(weights):
+    with pytest.raises(ParameterError, match="weights"):
+        proportional(1.0, weights)

@@ -278,12 +278,12 @@ def test_selections_that_the_sensitivity_does_not_cover_are_refused_before_the_c
 
 
 def test_a_foreign_score_is_never_shown_an_error():
-    class Spy(L1Error):
+    class SpyError(L1Error):
         def merge(self, errors, before):
             raise AssertionError("a foreign score saw private errors")
 
     with pytest.raises(ParameterError, match="score must be one of"):
-        Curator(source(), BUDGET).select(PAIRS, zeros(PAIRS), rho=0.001, score=Spy())
+        Curator(source(), BUDGET).select(PAIRS, zeros(PAIRS), rho=0.001, score=SpyError())
 
 
 def test_a_block_that_is_not_one_marginal_is_refused():

@@ -14,7 +14,7 @@ cancels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -115,6 +115,14 @@ def shares(rho: float, parts: int) -> float:
     while Fraction(share) * parts > Fraction(rho):
         share = math.nextafter(share, 0.0)
     return share
+
+
+def proportional(rho: float, weights: Sequence[float]) -> tuple[float, ...]:
+    """Returns floats in proportion to the weights, up to rounding, whose sum is at most rho in exact arithmetic."""
+    _check_rho(rho)
+    _check(len(weights) >= 1 and all(0 < weight < math.inf for weight in weights), "weights", len(weights), "positive")
+    total = sum(map(Fraction, weights))
+    return tuple(round_down(Fraction(rho) * Fraction(weight) / total) for weight in weights)
 
 
 def rest(rho: float, part: float) -> float:

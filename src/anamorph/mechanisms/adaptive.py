@@ -24,6 +24,11 @@ class Round:
     k: int
     split: float = 0.5
 
+    def shares(self) -> tuple[float, float]:
+        """Returns the rho of the selection and of the measurement, together at most the round's."""
+        selection = self.split * self.rho
+        return selection, rest(self.rho, selection)
+
 
 def adaptive(
     curator: Curator,
@@ -43,9 +48,10 @@ def adaptive(
     taken = np.zeros(0, np.int64)
     for step, round_ in enumerate(rounds):
         progress.report("round", step, len(rounds))
-        spent = round_.split * round_.rho
-        chosen = curator.select(workload, model.answers(workload), rho=spent, k=round_.k, score=score, exclude=taken)
-        log += (curator.measure(workload.take(chosen), rho=rest(round_.rho, spent)),)
+        selection, measurement = round_.shares()
+        guess = model.answers(workload)
+        chosen = curator.select(workload, guess, rho=selection, k=round_.k, score=score, exclude=taken)
+        log += (curator.measure(workload.take(chosen), rho=measurement),)
         taken = np.concatenate([taken, chosen])
         model = estimator.fit(model, log, seed=seed + step)
     progress.report("round", len(rounds), len(rounds))

@@ -4,18 +4,19 @@ In each of T rounds the K worst answered queries are selected privately, measure
 projected onto all measurements so far. With T = 1 there is nothing to adapt to: everything is measured, and projected
 once.
 
-    rho_t = rho / T, the share a for selection and 1 - a for measurement, shared by the round's K blocks:
+    rho_t proportional to g^t, the share a for selection and 1 - a for measurement, shared by the round's K blocks:
     Gumbel scale beta = Delta sqrt(K / (2 a rho_t)), noise sigma = Delta_2 / sqrt(2 (1 - a) rho_t), in counts.
 
 Selection among m queries finds no error much below beta ln m, while K measured answers are off by about sigma: with
-millions of queries the selection is the bottleneck, and a = 0.8 serves better than the papers' one half.
+millions of queries selection is the bottleneck, so a is above one half. The first rounds face errors near 1, which any
+budget finds; the last ones the small errors that are left: so budgets grow.
 
 With `blocks`, whole marginals are selected (by L1 error) and measured; without, single queries as in the papers.
 
 References: Aydore et al. 2021, algorithm 2; one-shot selection, the large-scale study's algorithm OSAS.
-Deviations: rho follows from (epsilon, delta) by the tight conversion; a is 0.8, not 1/2; noise is discrete, on exact
-counts; cells of one marginal measured in one round share its sensitivity, so sigma is at most the papers'; a
-measurement weighs 1 / sigma^2 in the projection.
+Deviations: rho follows from (epsilon, delta) by the tight conversion; a is 0.65, not 1/2, and g 1.3, not 1; noise is
+discrete, on exact counts; cells of one marginal measured in one round share its sensitivity, so sigma is at most the
+papers'; a measurement weighs 1 / sigma^2 in the projection.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from anamorph.curator.budget import rest, shares
+from anamorph.curator.budget import proportional
 from anamorph.curator.curator import Curator
 from anamorph.curator.scores import AbsoluteError, L1Error
 from anamorph.errors import ParameterError, WorkloadError
@@ -46,8 +47,10 @@ class RAP(RelaxedProjection):
     """K; not used when T = 1."""
     blocks: bool = False
     """Whether whole marginals are selected and measured, or single queries."""
-    split: float = 0.8
-    """The share of a round's budget that pays for the selection."""
+    split: float = 0.65
+    """a, the share of a round's budget that pays for the selection."""
+    growth: float = 1.3
+    """g, the budget of a round over that of the round before; beyond 16 rounds it grows more slowly, as much in all."""
     steps: int = 500
     """The most Adam steps of one round. (The paper: 5000; the projection rarely needs them after the first rounds.)"""
 
@@ -60,6 +63,8 @@ class RAP(RelaxedProjection):
         require_positive("per_round", self.per_round)
         if not 0 < self.split < 1:
             raise ParameterError(f"split ({self.split!r}) must be in (0, 1)")
+        if not 1 <= self.growth <= 10:
+            raise ParameterError(f"growth ({self.growth!r}) must be in [1, 10]")
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
         """Returns the rounds; refuses more selections than there are queries."""
@@ -72,11 +77,19 @@ class RAP(RelaxedProjection):
                 f"rounds * per_round ({self.rounds * self.per_round}) must be at most {queries.blocks}, the number of "
                 f"{kind} of the workload: set fewer rounds, or rounds=1 to measure everything"
             )
-        share = shares(rho, self.rounds)
-        largest = max(queries.block_cells) if self.blocks else 1
-        select = Step("select", self.split * share, queries.blocks, queries.cells, self.per_round)
-        measure = Step("measure", rest(share, self.split * share), self.per_round, self.per_round * int(largest))
-        return (select, measure) * self.rounds
+        cells = self.per_round * (int(max(queries.block_cells)) if self.blocks else 1)
+        steps: tuple[Step, ...] = ()
+        for planned in self.plan(rho):
+            selection, measurement = planned.shares()
+            steps += (Step("select", selection, queries.blocks, queries.cells, self.per_round),)
+            steps += (Step("measure", measurement, self.per_round, cells),)
+        return steps
+
+    def plan(self, rho: float) -> tuple[Round, ...]:
+        """Returns the rounds: their budgets grow by a constant factor, and never exceed rho together."""
+        factor = self.growth ** (min(self.rounds - 1, 15) / (self.rounds - 1))
+        budgets = proportional(rho, [factor**step for step in range(self.rounds)])
+        return tuple(Round(rho=budget, k=self.per_round, split=self.split) for budget in budgets)
 
     def memory(self, workload: Workload) -> int:
         """Returns the bytes of the parameters, their optimiser and gradient; of the pieces; of what is measured."""
@@ -104,9 +117,6 @@ class RAP(RelaxedProjection):
             log = (curator.measure(queries, rho=curator.remaining),)
             model = estimator.fit(estimator.init(curator.schema.sizes, seed=seed), log, seed=seed)
         else:
-            rounds = [
-                Round(rho=shares(curator.remaining, self.rounds), k=self.per_round, split=self.split)
-            ] * self.rounds
             score = L1Error() if self.blocks else AbsoluteError()
-            model, log = adaptive(curator, queries, estimator, rounds, score=score, seed=seed)
+            model, log = adaptive(curator, queries, estimator, self.plan(curator.remaining), score=score, seed=seed)
         return release(self, curator, workload, model, log)

@@ -122,7 +122,7 @@ def sparsemax(free: Array, below: Array | None = None) -> Array:
     return jnp.maximum(free - tau, 0)
 
 
-def step_back(points: Array, moved: Array, mask: Array) -> Array:
+def step_back(points: Array, moved: Array, mask: NDArray[np.bool_]) -> Array:
     """Returns the projection of points of simplices that were moved a little; `mask` tells codes from padding.
 
     The threshold is at least the least movement m of a fibre's codes: sum(max(x - m, 0)) >= sum(points) = 1. A margin

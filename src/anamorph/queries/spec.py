@@ -124,7 +124,8 @@ def check_sizes(parts: Iterable[Marginals], schema: Schema) -> None:
                 names = " x ".join(schema.names[feature] for feature in at)
                 raise WorkloadError(
                     f"marginal {names} has {Decimal(largest):.3g} cells and would need {Decimal(largest * 8):.3g} "
-                    f"bytes; a marginal must have at most {Decimal(LARGEST_BLOCK):.3g} cells: take a smaller k, or fewer bins"
+                    f"bytes; a marginal must have at most {Decimal(LARGEST_BLOCK):.3g} cells: take a smaller k, "
+                    "or fewer bins"
                 )
             if features in seen:
                 raise WorkloadError(f"marginal {names} must be listed once")
