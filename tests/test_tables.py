@@ -1,0 +1,168 @@
+"""Tables that people take away: rows, answers, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import itertools
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from anamorph import tables
+from anamorph.errors import ParameterError, ResourceError, WorkloadError
+from anamorph.models.answers import Answers, Zero
+from anamorph.models.relaxed import RelaxedRows
+from anamorph.release import Privacy, Release
+from anamorph.schema import Categorical, Codes, Numeric, Ordinal, Schema
+from anamorph.sources import encode
+from anamorph.tables import answer_table, code_labels, replace_file, sample_rows, write_table
+
+SCHEMA = Schema(
+    (
+        Categorical(name="sex", categories=("F", "=M()"), other=True, missing=True),
+        Numeric(name="age", lower=0, upper=9, bins=5, integer=True),
+        Ordinal(name="level", categories=("-low", "high")),
+        Codes(name="code", values=3, missing=True),
+        Numeric(name="pay", lower=-1.5, upper=2.5, bins=4, missing=True),
+    )
+)
+SIZES = SCHEMA.sizes
+
+
+def release(total=50.0, model=None):
+    generator = np.random.default_rng(0)
+    matrix = np.concatenate([generator.dirichlet(np.ones(size), 6).T for size in SIZES]).astype(np.float32)
+    rows = RelaxedRows(SIZES, matrix, np.full(6, 1 / 6, np.float32))
+    return Release(SCHEMA, model or rows, (), Privacy("replace", 1.0, 1e-6, 0.1, ()), total)
+
+
+def test_rows_are_as_many_as_asked_or_as_the_data_publicly_had():
+    assert sample_rows(release(total=50.4)).num_rows == 50
+    assert sample_rows(release(), 7).num_rows == 7
+    assert sample_rows(release(), 7).column_names == list(SCHEMA.names)
+
+
+def test_rows_are_those_of_the_seed():
+    assert sample_rows(release(), seed=1).equals(sample_rows(release(), seed=1))
+    assert not sample_rows(release(), seed=1).equals(sample_rows(release(), seed=2))
+    table = release().model.sample(50, seed=3)
+    np.testing.assert_array_equal(encode(sample_rows(release(), seed=3), SCHEMA).codes, table.codes)
+
+
+@pytest.mark.parametrize("rows", [0, -1])
+def test_no_rows_are_refused(rows):
+    with pytest.raises(ParameterError, match=r"rows \((0|-1)\) must be (at least|from) 1"):
+        sample_rows(release(), rows)
+    with pytest.raises(ParameterError, match="holds answers, not rows"):
+        sample_rows(release(model=Zero(SIZES)))
+
+
+def test_answers_are_listed_cell_by_cell():
+    values = np.random.default_rng(1).random(SIZES[0] * SIZES[2])
+    model = Answers(SIZES, {(0, 2): values}, {(0, 2): 0.1})
+    found = answer_table(release(model=model), "marginals:of=sex+level")
+    labels = itertools.product(["F", "=M()", "other", "(missing)"], ["-low", "high"])
+    assert found.column("values").to_pylist() == [" x ".join(pair) for pair in labels]
+    assert set(found.column("columns").to_pylist()) == {"sex x level"}
+    np.testing.assert_allclose(found.column("fraction"), values)
+    np.testing.assert_allclose(found.column("count"), 50 * values)
+
+
+def test_answers_of_several_marginals_follow_each_other():
+    found = answer_table(release(), "marginals:k=1")
+    assert found.num_rows == sum(SIZES)
+    assert list(dict.fromkeys(found.column("columns").to_pylist())) == list(SCHEMA.names)
+    assert sum(found.column("fraction").to_pylist()) == pytest.approx(5, abs=1e-4)
+
+
+def test_too_many_answers_are_refused(monkeypatch):
+    monkeypatch.setattr(tables, "LARGEST_ANSWERS", 20)
+    with pytest.raises(ParameterError, match="must have at most 20"):
+        answer_table(release(), "marginals:k=2")
+    with pytest.raises(WorkloadError, match="k"):
+        answer_table(release(), "marginals:k=9")
+
+
+def test_every_code_has_a_label_of_its_own():
+    assert code_labels(SCHEMA.columns[0]) == ["F", "=M()", "other", "(missing)"]
+    assert code_labels(SCHEMA.columns[1]) == ["[0, 2)", "[2, 4)", "[4, 6)", "[6, 8)", "[8, 10)"]
+    assert code_labels(SCHEMA.columns[3]) == ["0", "1", "2", "(missing)"]
+    assert code_labels(SCHEMA.columns[4])[0] == "[-1.5, -0.5)"
+    assert code_labels(SCHEMA.columns[4])[-1] == "(missing)"
+    for lower, upper in ((1_000_000, 1_000_010), (0.1, 0.7), (1e-9, 3e-9), (20_000_000, 20_000_100)):
+        column = Numeric(name="x", lower=lower, upper=upper, bins=10)
+        assert len(set(code_labels(column))) == 10
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "CSV"])
+def test_written_rows_are_read_as_they_were(tmp_path, ending):
+    table = sample_rows(release(), 80)
+    path = tmp_path / f"rows.{ending}"
+    write_table(table, path)
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+    if ending == "parquet":
+        assert parquet.read_table(path).equals(table)
+        return
+    path = path.rename(tmp_path / "read.csv")
+    np.testing.assert_array_equal(encode(path, SCHEMA).codes, encode(table, SCHEMA).codes)
+
+
+def test_formulas_are_disarmed_in_csv(tmp_path):
+    table = pa.table({"=name": ["=cmd|' /C calc'!A0", "plain", None, "@x"], "n": [-1, 2, 3, 4]})
+    write_table(table, tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["'=name", "n"], ["'=cmd|' /C calc'!A0", "-1"], ["plain", "2"], ["", "3"], ["'@x", "4"]]
+    texts = pa.chunked_array([["=a"], [], ["b", "=a"]], pa.string())
+    assert tables.guard_texts(pa.table({"x": texts})).column("x").to_pylist() == ["'=a", "b", "'=a"]
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.csv.gz"])
+def test_other_endings_are_refused(tmp_path, name):
+    with pytest.raises(ParameterError, match=r"must end in \.csv or \.parquet"):
+        write_table(pa.table({"a": [1]}), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_file_is_replaced_only_when_told(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("precious")
+    with pytest.raises(ParameterError, match="must not exist yet: name another, or add --overwrite"):
+        write_table(pa.table({"a": [1]}), path)
+    assert path.read_text() == "precious"
+    write_table(pa.table({"a": [1]}), path, overwrite=True)
+    assert path.read_text().split() == ['"a"', "1"]
+
+
+def refuse(*_args, **_more):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_a_failure_leaves_the_earlier_file_as_it_was(tmp_path, monkeypatch, step):
+    path = tmp_path / "x.csv"
+    path.write_text("precious")
+    if step == "fsync":
+        monkeypatch.setattr(os, "fsync", refuse)
+    if step == "replace":
+        monkeypatch.setattr(type(path), "replace", refuse)
+    write = (
+        (lambda fresh: (fresh.write_text("half"), refuse()))
+        if step == "write"
+        else (lambda fresh: fresh.write_text("new"))
+    )
+    with pytest.raises(ResourceError, match="No space left on device"):
+        replace_file(path, overwrite=True, write=write)
+    assert path.read_text() == "precious"
+    assert [item.name for item in tmp_path.iterdir()] == ["x.csv"]
+
+
+def test_a_directory_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(ResourceError, match="cannot be written"):
+        write_table(pa.table({"a": [1]}), tmp_path / "absent" / "x.csv")
+    with pytest.raises(ResourceError, match="cannot be written"):
+        write_table(pa.table({"a": [1]}), tmp_path / "absent" / "x.parquet")
