@@ -16,13 +16,14 @@ from safetensors.numpy import save as tensors
 
 from anamorph import archive
 from anamorph.archive import ARRAYS, HEADER, check_target, digest, load, save
+from anamorph.columns import Categorical, Codes
 from anamorph.errors import CorruptionError, ParameterError, ResourceError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement, Privacy, Release, Spend
-from anamorph.schema import Categorical, Codes, Schema
+from anamorph.schema import Schema
 
 SCHEMA = Schema((Codes(name="a", values=3), Categorical(name="é😀", categories=("x", "y"), other=True)), dataset="d")
 SIZES = SCHEMA.sizes

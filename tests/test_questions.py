@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anamorph.columns import Categorical, Codes, Numeric, Ordinal
 from anamorph.errors import ParameterError, SchemaError, UsageError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.questions import LONGEST, ask
 from anamorph.release import Privacy, Release
-from anamorph.schema import Categorical, Codes, Numeric, Ordinal, Schema
+from anamorph.schema import Schema
 
 SCHEMA = Schema(
     (

@@ -11,20 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anamorph.errors import ParameterError, SchemaError
-from anamorph.schema import (
-    LARGEST_FILE,
-    LARGEST_NAME,
-    Categorical,
-    Codes,
-    Numeric,
-    Ordinal,
-    Schema,
-    guarded,
-    label,
-    parse,
-    require_positive,
-)
+from anamorph.columns import LARGEST_NAME, Categorical, Codes, Numeric, Ordinal, guarded, label
+from anamorph.errors import ParameterError, SchemaError, require_positive
+from anamorph.schema import LARGEST_FILE, Schema, parse
 from anamorph.sources import encode
 from anamorph.table import Table
 

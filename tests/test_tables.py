@@ -13,11 +13,12 @@ import pytest
 from pyarrow import parquet
 
 from anamorph import tables
+from anamorph.columns import Categorical, Codes, Numeric, Ordinal
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.release import Privacy, Release
-from anamorph.schema import Categorical, Codes, Numeric, Ordinal, Schema
+from anamorph.schema import Schema
 from anamorph.sources import encode
 from anamorph.tables import answer_table, code_labels, replace_file, sample_rows, write_table
 

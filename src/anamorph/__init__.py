@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anamorph.archive import load, save
+    from anamorph.columns import Categorical, Codes, Numeric, Ordinal
     from anamorph.curator.budget import Budget
     from anamorph.curator.curator import Curator
     from anamorph.curator.ledger import Ledger
@@ -22,9 +23,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Budget": "anamorph.curator.budget",
+    "Categorical": "anamorph.columns",
+    "Codes": "anamorph.columns",
     "Curator": "anamorph.curator.curator",
     "Ledger": "anamorph.curator.ledger",
     "Measurement": "anamorph.release",
+    "Numeric": "anamorph.columns",
+    "Ordinal": "anamorph.columns",
     "Release": "anamorph.release",
     "Schema": "anamorph.schema",
     "Synthesizer": "anamorph.synthesizer",
@@ -38,9 +43,13 @@ _HOMES = {
 
 __all__ = [
     "Budget",
+    "Categorical",
+    "Codes",
     "Curator",
     "Ledger",
     "Measurement",
+    "Numeric",
+    "Ordinal",
     "Release",
     "Schema",
     "Synthesizer",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anamorph.columns import Categorical, Numeric, Ordinal
 from anamorph.errors import ParameterError
-from anamorph.schema import Categorical, Numeric, Ordinal, Schema
+from anamorph.schema import Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -76,3 +76,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     near = folded.get(name.strip().casefold())
     close = [near] if near else difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def require_positive(name: str, value: object) -> None:
+    """Refuses a parameter that is not a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"{name} ({value!r}) must be a whole number of at least 1")

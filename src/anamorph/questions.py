@@ -18,23 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.columns import LONGEST_NUMBER, OTHER, Categorical, Codes, Column, Numeric, Ordinal, is_number, label
 from anamorph.errors import ParameterError, SchemaError, suggestion
 from anamorph.models.answers import Answers
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
-from anamorph.schema import (
-    LONGEST_NUMBER,
-    OTHER,
-    Categorical,
-    Codes,
-    Column,
-    Numeric,
-    Ordinal,
-    Schema,
-    is_number,
-    label,
-)
+from anamorph.schema import Schema
 
 if TYPE_CHECKING:
     from sqlglot import Expr

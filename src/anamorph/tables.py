@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anamorph.columns import OTHER, Categorical, Codes, Column, Numeric, guarded, label
 from anamorph.curator.tallies import GroupBy
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Release
-from anamorph.schema import OTHER, Categorical, Codes, Column, Numeric, guarded, label
 
 if TYPE_CHECKING:
     import pyarrow as pa

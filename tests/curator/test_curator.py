@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from anamorph.columns import Codes
 from anamorph.curator import curator as curator_module
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import TOTAL_SHARE, Curator
@@ -18,7 +19,7 @@ from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError,
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.piece import Piece
 from anamorph.queries.workload import Workload
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import TableSource
 from anamorph.table import Table
 

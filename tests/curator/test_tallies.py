@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anamorph.columns import Codes
 from anamorph.curator import tallies as kinds
 from anamorph.curator.tallies import GroupBy, count, squared_sensitivity
 from anamorph.errors import WorkloadError
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import TableSource
 from anamorph.table import Table
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from anamorph import archive
+from anamorph.columns import Codes
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.curator.ledger import Ledger
@@ -19,7 +20,7 @@ from anamorph.mechanisms.gaussian import Gaussian
 from anamorph.mechanisms.mechanism import NAMES, description, mechanism
 from anamorph.mechanisms.rap import RAP
 from anamorph.queries.spec import workload as parse_workload
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import TableSource
 from anamorph.table import Table
 

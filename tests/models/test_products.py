@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from anamorph.columns import Codes
 from anamorph.curator import tallies
 from anamorph.curator.tallies import GroupBy, count
 from anamorph.models import goals, products
@@ -17,7 +18,7 @@ from anamorph.models.simplex import Layout
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import TableSource
 from anamorph.table import Table
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from anamorph import progress
+from anamorph.columns import Codes
 from anamorph.curator.tallies import count
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import goals
@@ -21,7 +22,7 @@ from anamorph.models.simplex import Layout
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import TableSource
 from anamorph.table import Table
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anamorph.columns import Codes
 from anamorph.curator.tallies import GroupBy
 from anamorph.errors import WorkloadError
 from anamorph.queries import marginals as module
 from anamorph.queries.marginals import Cells, Marginals, all_marginals, random_marginals, subset
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 
 
 def schema_of(sizes):

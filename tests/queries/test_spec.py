@@ -8,10 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from anamorph.columns import Codes
 from anamorph.errors import UsageError, WorkloadError
 from anamorph.queries import spec as module
 from anamorph.queries.spec import workload
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 
 ADULT = {
     "age": 85,

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anamorph.columns import Codes
 from anamorph.curator.tallies import count
 from anamorph.errors import WorkloadError
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.workload import Workload
-from anamorph.schema import Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import TableSource
 from anamorph.table import Table
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from anamorph.schema import Categorical, Codes, Numeric, Schema
+from anamorph.columns import Categorical, Codes, Numeric
+from anamorph.schema import Schema
 from anamorph.sources import TableSource, encode, open_source, sql
 
 TEXTS = {

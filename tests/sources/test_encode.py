@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anamorph.columns import Categorical, Codes, Numeric, Ordinal
 from anamorph.errors import DataError, ParameterError
-from anamorph.schema import Categorical, Codes, Numeric, Ordinal, Schema
+from anamorph.schema import Schema
 from anamorph.sources import encode
 
 NESTED = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?"

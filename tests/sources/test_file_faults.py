@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from anamorph.columns import Categorical, Codes
 from anamorph.errors import DataError, ParameterError, ResourceError
-from anamorph.schema import Categorical, Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import encode, files, open_source
 
 S = b"Zanzibar-7341"

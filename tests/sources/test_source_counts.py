@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anamorph.columns import Categorical, Codes
 from anamorph.errors import DataError, ParameterError, ResourceError, WorkloadError
-from anamorph.schema import Categorical, Codes, Schema
+from anamorph.schema import Schema
 from anamorph.sources import Source, TableSource, encode, open_source, sql
 from anamorph.sources import engine as engine_module
 from anamorph.table import Table

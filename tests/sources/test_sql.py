@@ -6,7 +6,8 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from anamorph.schema import Categorical, Codes, Numeric, Schema
+from anamorph.columns import Categorical, Codes, Numeric
+from anamorph.schema import Schema
 from anamorph.sources.sql import Stored, check_sets, count_statement, encode_statement, lookup
 
 SCHEMA = Schema(

@@ -27,13 +27,12 @@ from typing import Any, ClassVar
 from anamorph.curator.budget import proportional
 from anamorph.curator.curator import Curator
 from anamorph.curator.scores import AbsoluteError, L1Error
-from anamorph.errors import ParameterError, WorkloadError
+from anamorph.errors import ParameterError, WorkloadError, require_positive
 from anamorph.mechanisms.adaptive import Round, adaptive
 from anamorph.mechanisms.mechanism import Step, release
 from anamorph.models.relaxed import RelaxedProjection
 from anamorph.queries.workload import PIECE_CELLS, Workload
 from anamorph.release import Release
-from anamorph.schema import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)

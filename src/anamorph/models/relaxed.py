@@ -138,6 +138,10 @@ class RelaxedProjection:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not least <= value < np.inf:
                 raise ParameterError(f"{name} ({value!r}) must be a finite number of at least {least}")
+        # Beyond, single precision cannot keep the sum of a probability vector.
+        for name, most in (("rate", 100), ("start", 100)):
+            if getattr(self, name) > most:
+                raise ParameterError(f"{name} ({getattr(self, name)!r}) must be at most {most}")
         if self.simplex not in ("sparsemax", "softmax"):
             raise ParameterError(f"simplex ({self.simplex!r}) must be sparsemax or softmax")
 

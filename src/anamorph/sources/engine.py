@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlglot import exp
 
+from anamorph.columns import Categorical, Column
 from anamorph.errors import AnamorphError, DataError, ParameterError, ResourceError, suggestion
-from anamorph.schema import Categorical, Column, Schema
+from anamorph.schema import Schema
 from anamorph.sources.files import open_file
 from anamorph.sources.rows import Rows, match_columns, refuse_type
 from anamorph.sources.sql import ENCODED, Stored, check_sets, count_statement, encode_statement

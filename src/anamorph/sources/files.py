@@ -21,8 +21,9 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from anamorph.columns import guarded
 from anamorph.errors import AnamorphError, DataError, ParameterError, ResourceError
-from anamorph.schema import Schema, guarded
+from anamorph.schema import Schema
 from anamorph.sources.rows import Rows, match_columns, unreadable
 
 GZIP, PARQUET, BOM = b"\x1f\x8b", b"PAR1", b"\xef\xbb\xbf"

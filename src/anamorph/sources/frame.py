@@ -16,8 +16,9 @@ import narwhals as nw
 import numpy as np
 import pyarrow as pa
 
+from anamorph.columns import Categorical, Column, label
 from anamorph.errors import AnamorphError, DataError, ParameterError
-from anamorph.schema import Categorical, Column, Schema, label
+from anamorph.schema import Schema
 from anamorph.sources.rows import Rows, match_columns, unreadable
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from anamorph.columns import Column
 from anamorph.errors import AnamorphError, DataError, ResourceError, suggestion
-from anamorph.schema import Column, Schema
+from anamorph.schema import Schema
 
 SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 FIRST, LAST = -62_135_596_800, 253_402_300_799

@@ -20,8 +20,9 @@ from typing import Any
 
 from sqlglot import Expr, exp
 
+from anamorph.columns import NUMBER, WHITESPACE, Categorical, Column, Numeric
 from anamorph.errors import WorkloadError
-from anamorph.schema import NUMBER, WHITESPACE, Categorical, Column, Numeric, Schema
+from anamorph.schema import Schema
 
 ENCODED = "encoded"
 """The table of codes, columns f0, f1, … in the schema's order."""
