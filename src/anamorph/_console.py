@@ -12,7 +12,16 @@ from contextlib import contextmanager
 
 from anamorph.errors import AnamorphError
 
-STAGES = {"read": "reading", "round": "rounds", "project": "projecting", "count": "counting"}
+STAGES = {
+    "read": "reading the data",
+    "measure": "measuring",
+    "round": "rounds",
+    "project": "projecting",
+    "sample": "drawing rows",
+    "answer": "answering",
+    "compare": "comparing",
+}
+"""What people read for each stage that is reported."""
 
 
 def say(message: str) -> None:

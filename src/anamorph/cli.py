@@ -171,8 +171,8 @@ def sample(
     from anamorph.tables import sample_rows, write_table  # noqa: PLC0415
 
     loaded = opened(release)
-    table = sample_rows(loaded, rows, seed=seed)
-    write_table(table, output, overwrite=overwrite)
+    with _console.progress_bars():
+        write_table(sample_rows(loaded, rows, seed=seed), output, overwrite=overwrite)
     tell(f"rows: {output}")
 
 
@@ -204,7 +204,8 @@ def query(
     if workload is not None:
         if output is None:
             raise ParameterError("query --workload must name a file for its answers: -o answers.csv")
-        write_table(answer_table(loaded, workload), output, overwrite=overwrite)
+        with _console.progress_bars():
+            write_table(answer_table(loaded, workload), output, overwrite=overwrite)
         tell(f"answers: {output}")
         return
     answers = [asdict(ask(loaded, question)) for question in questions or ()]

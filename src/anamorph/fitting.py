@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anamorph import archive
+from anamorph import archive, progress
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
@@ -89,7 +89,9 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
     warned = fit.budget.warnings(None)
     for warning in warned:
         said(warning)
+    progress.report("read", 0, 1)
     with open_source(fit.data, fit.schema) as source:
+        progress.report("read", 1, 1)
         if source.ignored:
             said(f"columns not in the schema are ignored: {', '.join(map(repr, source.ignored))}")
         curator = Curator(

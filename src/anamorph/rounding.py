@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph import progress
 from anamorph.table import Table
 
 ENTRIES = 1 << 22
@@ -34,8 +35,10 @@ def round_rows(
     owner = np.repeat(np.arange(weights.size), copies(weights, rows, generator))
     codes = np.empty((rows, len(sizes)), np.int32)
     for feature, first in enumerate(np.cumsum((0, *sizes[:-1]))):
+        progress.report("sample", feature, len(sizes))
         cumulated = np.cumsum(probabilities[first : first + sizes[feature]].T, axis=1, dtype=np.float64)
         codes[:, feature] = invert(cumulated, owner, strata(owner, generator))
+    progress.report("sample", len(sizes), len(sizes))
     return Table(codes[generator.permutation(rows)], sizes)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anamorph import progress
 from anamorph.columns import OTHER, Categorical, Codes, Column, Numeric, guarded, label
 from anamorph.curator.tallies import GroupBy
 from anamorph.errors import ParameterError, ResourceError
@@ -45,6 +46,7 @@ def answer_table(release: Release, spec: str) -> pa.Table:
         )
     names, values, fractions = [], [], []
     for piece, answers in zip(workload.pieces(), release.model.answers(workload), strict=True):
+        progress.report("answer", piece.first + piece.blocks, workload.blocks)
         tally = piece.tally
         if not isinstance(tally, GroupBy):
             raise ParameterError("the workload must be of whole marginals")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph import progress
 from anamorph.curator.tallies import Counts, count
 from anamorph.models.model import Model
 from anamorph.queries.workload import Workload
@@ -53,6 +54,7 @@ def compare(truth: Rows, answers: Any, workload: Workload) -> Errors:  # noqa: A
     largest, summed = 0.0, 0.0
     total = max(truth.rows(), 1)
     for piece, guess in zip(workload.pieces(), answers, strict=True):
+        progress.report("compare", piece.first + piece.blocks, workload.blocks)
         wrong: NDArray[np.float64] = np.abs(count(piece.tally, truth) / total - guess)
         largest, summed = max(largest, float(wrong.max())), summed + float(wrong.sum())
     return Errors(workload.cells, largest, summed / workload.cells, summed / 2 / workload.blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from anamorph import progress
 from anamorph.errors import ParameterError, SchemaError
 from anamorph.evaluation.errors import model_errors, row_errors
 from anamorph.queries.spec import workload as parse_workload
@@ -21,7 +22,9 @@ def score(release: Release, data: Any, schema: Schema, spec: str, *, seed: int =
         raise SchemaError("the schema must be the one of the release; its columns are others")
     workload = parse_workload(spec, schema)
     figures: dict[str, Any] = {"private": False, "notice": "NOT PRIVATE: true errors", "workload": spec}
+    progress.report("read", 0, 1)
     with open_source(data, schema) as truth:
+        progress.report("read", 1, 1)
         figures |= model_errors(truth, release.model, workload).to_dict()
         try:
             table = release.model.sample(max(round(release.total), OVERSAMPLING * 1000), seed=seed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anamorph import progress
 from anamorph.curator.curator import Curator
 from anamorph.mechanisms.mechanism import Step, release
 from anamorph.models.answers import from_measurements
@@ -37,9 +38,11 @@ class Gaussian:
 
     def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
         """Returns the noisy answers."""
+        progress.report("measure", 0, 1)
         if self.blocks:
             measurement = curator.measure(workload, rho=curator.remaining)
         else:
             measurement = curator.measure(workload.by_cell(), rho=curator.remaining, compose="by block")
+        progress.report("measure", 1, 1)
         model = from_measurements(curator.schema.sizes, (measurement,))
         return release(self, curator, workload, model, (measurement,))

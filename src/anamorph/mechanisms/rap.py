@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from anamorph import progress
 from anamorph.curator.budget import proportional
 from anamorph.curator.curator import Curator
 from anamorph.curator.scores import AbsoluteError, L1Error
@@ -113,7 +114,9 @@ class RAP(RelaxedProjection):
         self.steps_for(workload, curator.budget.rho)
         queries, estimator = self.queries(workload), self.projection()
         if self.rounds == 1:
+            progress.report("measure", 0, 1)
             log = (curator.measure(queries, rho=curator.remaining),)
+            progress.report("measure", 1, 1)
             model = estimator.fit(estimator.init(curator.schema.sizes, seed=seed), log, seed=seed)
         else:
             score = L1Error() if self.blocks else AbsoluteError()
