@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anamorph.curator.budget import Budget, gaussian_sigma, gumbel_scale
+from anamorph.curator.budget import Budget, gaussian_sigma, gumbel_scale, rest
+from anamorph.curator.curator import TOTAL_SHARE
 from anamorph.errors import ParameterError
 from anamorph.mechanisms.mechanism import Mechanism, Step, description
 from anamorph.queries.spec import workload as parse_workload
@@ -21,6 +22,9 @@ def plan(
         raise ParameterError(f"rows ({rows}) must be at least 1")
     workload = parse_workload(spec, schema)
     steps = mechanism.steps_for(workload, budget.rho)
+    if neighbours == "add-remove" and steps:
+        total = Step("total", TOTAL_SHARE * budget.rho, 1, 1)
+        steps = (total, *mechanism.steps_for(workload, rest(budget.rho, total.rho)))
     described = [describe(step, neighbours, rows) for step in steps]
     warnings = list(budget.warnings(rows))
     noise = max((item["sigma_counts"] for item in described if "sigma_counts" in item), default=0.0)
@@ -39,7 +43,7 @@ def plan(
         "largest_block": int(max(workload.block_cells)),
         "memory_bytes": mechanism.memory(workload),
         "seconds_estimate": seconds(mechanism, workload.cells, steps),
-        "steps": merged(described),
+        "steps": described,
         "warnings": warnings,
     }
 
@@ -47,7 +51,7 @@ def plan(
 def describe(step: Step, neighbours: str, rows: int | None) -> dict[str, Any]:
     """Returns one step with its noise, in counts and, where the number of rows is known, as a fraction."""
     plain: dict[str, Any] = {"kind": step.kind, "rho": step.rho, "blocks": step.blocks, "queries": step.cells}
-    if step.kind == "measure":
+    if step.kind in ("measure", "total"):
         most = 2 if neighbours == "replace" and step.cells > step.blocks else 1
         plain["sigma_counts"] = gaussian_sigma(most * step.blocks, step.rho)
         if rows is not None:
@@ -56,18 +60,6 @@ def describe(step: Step, neighbours: str, rows: int | None) -> dict[str, Any]:
         most = 2 if neighbours == "replace" and step.cells > step.blocks else 1
         plain["gumbel_counts"] = gumbel_scale(most, step.selected, step.rho)
     return plain
-
-
-def merged(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the steps with equal ones listed once, and how many times they come."""
-    found: list[dict[str, Any]] = []
-    for step in steps:
-        same = next((item for item in found if {k: v for k, v in item.items() if k != "times"} == step), None)
-        if same is None:
-            found.append({"times": 1} | step)
-        else:
-            same["times"] += 1
-    return found
 
 
 def seconds(mechanism: Mechanism, cells: int, steps: tuple[Step, ...]) -> float:
