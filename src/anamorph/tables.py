@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_ROWS = 10**10
+STAMP = "NOT PRIVATE"
+"""The column that marks every table made from a seeded run."""
+
 LARGEST_ANSWERS = 50_000_000
 """The most answers that are written to one file."""
 
@@ -32,7 +35,7 @@ def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> 
     if not 1 <= wanted <= MOST_ROWS:
         raise ParameterError(f"rows ({wanted}) must be from 1 to {MOST_ROWS}")
     table = release.model.sample(wanted, seed=seed)
-    return release.schema.decode(table, np.random.default_rng((seed, 1)))
+    return stamped(release.schema.decode(table, np.random.default_rng((seed, 1))), release)
 
 
 def answer_table(release: Release, spec: str) -> pa.Table:
@@ -68,7 +71,14 @@ def answer_table(release: Release, spec: str) -> pa.Table:
         pa.array(fraction),
         pa.array(fraction * release.total),
     ]
-    return pa.table(arrays, names=["columns", "values", "fraction", "count"])
+    return stamped(pa.table(arrays, names=["columns", "values", "fraction", "count"]), release)
+
+
+def stamped(table: pa.Table, release: Release) -> pa.Table:
+    """Returns the table; with a column that says so where the release is not private."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    return table if release.privacy.private else table.append_column(STAMP, pa.repeat(True, table.num_rows))
 
 
 def code_labels(column: Column) -> list[str]:

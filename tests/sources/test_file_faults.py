@@ -17,6 +17,7 @@ from anamorph.columns import Categorical, Codes
 from anamorph.errors import DataError, ParameterError, ResourceError
 from anamorph.schema import Schema
 from anamorph.sources import encode, files, open_source
+from anamorph.sources.files import structure
 
 S = b"Zanzibar-7341"
 SCHEMA = Schema(
@@ -261,3 +262,12 @@ def test_spreadsheet_of_pandas(tmp_path):
     frame.to_parquet(tmp_path / "d.parquet")
     for data in (frame, tmp_path / "d.csv", tmp_path / "d.parquet"):
         assert encode(data, SCHEMA).codes.tolist() == [[0, 2], [1, 9], [3, 5]]
+
+
+def test_the_structure_of_a_file_is_read_without_its_values(tmp_path):
+    """Names and stored types, no more: the rows below the header are not even well formed."""
+    (tmp_path / "a.csv").write_text('age,sex\n"secret\n1,2,3,4\n')
+    assert structure(tmp_path / "a.csv") == {"age": None, "sex": None}
+    (tmp_path / "b.csv").write_text("age,sex,age\n1,2,3\n")
+    with pytest.raises(DataError, match="once"):
+        structure(tmp_path / "b.csv")

@@ -24,7 +24,7 @@ import pyarrow as pa
 from anamorph.columns import guarded
 from anamorph.errors import AnamorphError, DataError, ParameterError, ResourceError
 from anamorph.schema import Schema
-from anamorph.sources.rows import Rows, match_columns, unreadable
+from anamorph.sources.rows import Rows, distinct, match_columns, unreadable
 
 GZIP, PARQUET, BOM = b"\x1f\x8b", b"PAR1", b"\xef\xbb\xbf"
 LONGEST_HEADER = 16 << 20
@@ -59,13 +59,14 @@ def structure(path: str | Path) -> dict[str, pa.DataType | None]:
         if start != PARQUET:
             check_name(path)
             raw = TextStream(handle, zipped=start.startswith(GZIP))
-            return dict.fromkeys(_header(io.BufferedReader(raw, buffer_size=1 << 20), raw))
+            names = _header(io.BufferedReader(raw, buffer_size=1 << 20), raw)
+            return dict(zip(distinct(names), [None] * len(names), strict=True))
         described = None
         with contextlib.suppress(Exception):  # whatever it is, its text may quote a private value
             described = reading.ParquetFile(handle).schema_arrow
         if described is None:
             raise DataError("the file must be whole Parquet, not encrypted: it is damaged or of an unknown type")
-        return dict(zip(described.names, described.types, strict=True))
+        return dict(zip(distinct(described.names), described.types, strict=True))
 
 
 def check_name(path: str | Path) -> None:

@@ -7,6 +7,7 @@ since it would pass through foreign code that quotes private values: the engine 
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -76,13 +77,17 @@ class Rows:
             self.failure = unreadable(error)
 
 
+def distinct(names: Sequence[str]) -> Sequence[str]:
+    """Returns the names; refuses one that stands twice."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise DataError(f"column {name!r} must stand once in the data: names must be distinct")
+    return names
+
+
 def match_columns(names: Sequence[str], schema: Schema) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Returns where each column of the schema stands in the data, and the names beside them."""
-    places: dict[str, int] = {}
-    for place, name in enumerate(names):
-        if name in places:
-            raise DataError(f"column {name!r} must stand once in the data: names must be distinct")
-        places[name] = place
+    places = {name: place for place, name in enumerate(distinct(names))}
     for name in schema.names:
         if name not in places:
             raise DataError(f"column {name!r} of the schema must be in the data.{suggestion(name, names)}")
