@@ -52,10 +52,9 @@ class RAP(RelaxedProjection):
     growth: float = 1.3
     """g, the budget of a round over that of the round before; beyond 16 rounds it grows more slowly, as much in all."""
     steps: int = 500
-    """The most Adam steps of one round. (The paper: 5000; the projection rarely needs them after the first rounds.)"""
-
+    """The most Adam steps of one round. (The paper: 5000.)"""
     rate: float = 0.0
-    """Adam's learning rate; 0 takes 0.001 for single queries, as the paper, and 0.03 for whole marginals."""
+    """Adam's learning rate; 0 takes 0.001 for a few single queries, as the paper, and 0.03 for whole marginals."""
 
     def __post_init__(self) -> None:
         self.projection()
@@ -97,7 +96,7 @@ class RAP(RelaxedProjection):
         table = 4 * sum(sizes) * self.rows
         measured = sum(step.cells for step in self.steps_for(workload, 1.0) if step.kind == "measure")
         largest = min(int(max(workload.block_cells)), PIECE_CELLS)
-        return (300 << 20) + 12 * table + 48 * largest + 48 * measured + (256 << 20) * (workload.cells > 1 << 20)
+        return (450 << 20) + 12 * table + 48 * largest + 48 * measured + (256 << 20) * (workload.cells > 1 << 20)
 
     def queries(self, workload: Workload) -> Workload:
         """Returns the workload in the blocks that are selected and measured."""
@@ -106,7 +105,7 @@ class RAP(RelaxedProjection):
     def projection(self) -> RelaxedProjection:
         """Returns the estimator alone, so that runs that differ in T and K share its compiled steps."""
         values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(RelaxedProjection)}
-        values["rate"] = self.rate or (0.03 if self.blocks else 0.001)
+        values["rate"] = self.rate or (0.03 if self.blocks or self.rounds == 1 else 0.001)
         return RelaxedProjection(**values)
 
     def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:

@@ -30,12 +30,12 @@ class Goals(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One tally of a measurement: its noisy answers, and the weight of a squared residual in the loss."""
+    """One tally of a measurement, with its noisy answers."""
 
     tally: Tally
     values: NDArray[np.float64]
     precision: NDArray[np.float64]
-    """1 / (n sigma^2) with sigma in fractions over sqrt(n): see `measured`."""
+    """The weight of half a squared residual in the loss, for each answer."""
 
 
 def build(layout: Layout, measurements: Sequence[Measurement]) -> Goals:

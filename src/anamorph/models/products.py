@@ -181,7 +181,7 @@ class Gathered:
     lines: Array
     targets: Array
     precision: Array
-    """1 / sigma^2 of each; 0 for padding."""
+    """The weight of half a squared residual in the loss; 0 for padding."""
 
 
 @dataclass(frozen=True)
