@@ -343,3 +343,46 @@ def test_a_resumed_run_states_no_smaller_epsilon_than_it_began_with(tmp_path):
 def test_a_budget_cannot_be_copied():
     with pytest.raises(TypeError):
         copy.deepcopy(Curator(source(), BUDGET))
+
+
+def test_a_prior_is_added_to_the_scores_and_changes_no_scale(monkeypatch):
+    seen = {}
+
+    def keep(scores, k, scale, bits):
+        seen["scores"], seen["scale"] = np.concatenate(list(scores)), scale
+        return np.arange(k)
+
+    monkeypatch.setattr(curator_module, "top_k", keep)
+    cells, found = PAIRS.by_cell(), []
+    lean = [np.linspace(-3, 3, piece.tally.cells) for piece in cells.pieces()]
+    for prior in (None, iter(lean)):
+        Curator(source(), BUDGET).select(cells, zeros(cells), rho=0.001, k=2, exclude=[4], prior=prior)
+        found.append(dict(seen))
+    assert found[0]["scale"] == found[1]["scale"]
+    added = found[1]["scores"] - found[0]["scores"]
+    others = np.arange(added.size) != 4
+    assert np.allclose(added[others], np.rint(np.concatenate(lean) * found[0]["scale"])[others])
+    assert found[1]["scores"][4] == curator_module.EXCLUDED
+
+
+def test_a_prior_draws_in_proportion_to_its_weights():
+    """With no error anywhere, the first of the ordered ids is drawn by the weights alone."""
+    one = Workload((Marginals((3,), ((0,),)),)).by_cell()
+    schema = Schema((Codes(name="a", values=3),))
+    rows = TableSource(Table(np.zeros((4, 1), np.int32), (3,)), schema)
+    curator, weights = Curator(rows, HUGE), np.array([0.1, 0.2, 0.7])
+    truth_itself = [np.array([1.0, 0.0, 0.0])]
+    drawn = [
+        int(curator.select(one, iter(truth_itself), rho=1e-3, prior=iter([np.log(weights)]))[0]) for _ in range(3000)
+    ]
+    shares = np.bincount(drawn, minlength=3) / 3000
+    assert np.all(np.abs(shares - weights) < 6 * np.sqrt(weights * (1 - weights) / 3000))
+
+
+@pytest.mark.parametrize("bad", [np.full(47, np.nan), np.full(47, 1e9), np.zeros(3)])
+def test_a_prior_must_be_finite_and_fit(bad):
+    cells = PAIRS.by_cell()
+    with pytest.raises((ParameterError, ValueError)):
+        Curator(source(), BUDGET).select(cells, zeros(cells), rho=0.001, prior=iter([bad]))
+    with pytest.raises(WorkloadError, match="single queries"):
+        Curator(source(), BUDGET).select(PAIRS, zeros(PAIRS), rho=0.001, score=L1Error(), prior=iter([bad]))

@@ -325,3 +325,14 @@ def test_rounds_over_marginals_compile_only_where_a_power_of_two_is_passed():
     assert [compiled > 0 for compiled in new] == grown
     assert sum(grown) <= 1 + math.log2(tiles[-1])
     assert not all(grown)
+
+
+def test_popularity_is_the_product_of_one_way_answers():
+    model = RelaxedProjection(rows=9, row_weights=True).init((3, 2, 4), seed=1)
+    singles = [np.concatenate(list(model.answers(Workload((Marginals((3, 2, 4), ((f,),)),))))) for f in range(3)]
+    workload = Workload((Marginals((3, 2, 4), ((0, 1, 2), (2, 0))),))
+    found = np.concatenate(list(model.popularity(workload)))
+    expected = [np.einsum("a,b,c->abc", *singles).ravel(), np.outer(singles[2], singles[0]).ravel()]
+    np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-6)
+    with pytest.raises(ParameterError, match="whole marginals"):
+        list(model.popularity(workload.by_cell().take([1])))

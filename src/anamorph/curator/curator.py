@@ -40,6 +40,9 @@ CACHE_BYTES = 256 << 20
 LARGEST_ANSWER = 100_000_000
 """The most numbers of one measurement: what a ledger can store as one record."""
 
+LARGEST_LEAN = 100
+"""The largest logarithm of a weight of a prior."""
+
 TOTAL_SHARE = 0.02
 """The share of the budget that measures the number of rows, where that is private."""
 
@@ -172,15 +175,22 @@ class Curator:
         k: int = 1,
         score: Score = AbsoluteError(),  # noqa: B008 - frozen
         exclude: ArrayLike = (),
+        prior: Iterable[NDArray[np.floating]] | None = None,
     ) -> NDArray[np.int64]:
         """Returns the ids of k blocks with large error, best first: rho-zCDP.
 
         One-shot top-k: the k largest of score + Gumbel(beta), beta = Delta sqrt(k / (2 rho)), are k rounds of the
         exponential mechanism by peeling. The estimate is public: an array for each piece of the workload.
+
+        A prior, public too, weighs the candidates: it holds the logarithm of a weight for each single query, and a
+        query is drawn in proportion to weight * exp(score / beta). It costs nothing, since it is the same for
+        neighbours; where it says rightly which queries may matter, it spares the noise of all the others.
         """
         _, rho, tallies = self.total, float(rho), self._tallies(workload)
         excluded = np.unique(np.asarray(exclude, np.int64))
         check_blocks(workload, score, excluded)
+        if prior is not None and workload.blocks != workload.cells:
+            raise WorkloadError("prior must be used on single queries")
         if not 1 <= k <= workload.blocks - excluded.size:
             raise WorkloadError(
                 f"k ({k}) must be from 1 to {workload.blocks - excluded.size}, the number of blocks left to select"
@@ -191,7 +201,10 @@ class Curator:
         answer = self._charge("select", rho, what, request)
         if answer is None:
             self._cache.prepare(tallies)
-            answer = top_k(self._scores(workload, estimate, score, excluded), k, scale, self._bits)
+            scores = self._scores(workload, estimate, score, excluded)
+            if prior is not None:
+                scores = leaning(scores, prior, scale)
+            answer = top_k(scores, k, scale, self._bits)
             self._run.store(answer.tobytes())
         return answer
 
@@ -279,6 +292,18 @@ def check_blocks(workload: Workload, score: Score, excluded: NDArray[np.int64]) 
             raise WorkloadError("a block of several queries must be a whole marginal, selected by L1Error or MaxError")
         if several and len(cells_asked(tallies)) > 1:
             raise WorkloadError("a block must be of one marginal")
+
+
+def leaning(
+    scores: Iterable[NDArray[np.int64]], prior: Iterable[NDArray[np.floating]], scale: float
+) -> Iterator[NDArray[np.int64]]:
+    """Yields scores of single queries, each plus scale times the logarithm of its public weight."""
+    for found, weights in zip(scores, prior, strict=True):
+        logarithms = np.asarray(weights, np.float64)
+        if logarithms.shape != found.shape or not np.all(np.abs(logarithms) <= LARGEST_LEAN):
+            raise ParameterError(f"prior must be {found.size} numbers from -{LARGEST_LEAN} to {LARGEST_LEAN} here")
+        added = np.rint(logarithms * min(scale, 2.0**52)).astype(np.int64)
+        yield np.where(found == EXCLUDED, EXCLUDED, found + added)
 
 
 def without(scores: NDArray[np.int64], first: int, excluded: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.curator.budget import rest
@@ -38,10 +39,12 @@ def adaptive(
     *,
     score: Score,
     seed: int,
+    prior: Callable[[ModelT], Iterable[NDArray[np.floating]] | None] = lambda _: None,
 ) -> tuple[ModelT, tuple[Measurement, ...]]:
     """Selects the worst answered blocks, measures them, projects; repeats. Returns the model and the measurements.
 
-    Every block is measured at most once, and a fit uses all measurements so far, none drawn anew.
+    Every block is measured at most once, and a fit uses all measurements so far, none drawn anew. `prior` may turn the
+    model of a round into public weights of the queries for its selection.
     """
     model = estimator.init(curator.schema.sizes, seed=seed)
     log: tuple[Measurement, ...] = ()
@@ -50,7 +53,8 @@ def adaptive(
         progress.report("round", step, len(rounds))
         selection, measurement = round_.shares()
         guess = model.answers(workload)
-        chosen = curator.select(workload, guess, rho=selection, k=round_.k, score=score, exclude=taken)
+        lean = prior(model)
+        chosen = curator.select(workload, guess, rho=selection, k=round_.k, score=score, exclude=taken, prior=lean)
         log += (curator.measure(workload.take(chosen), rho=measurement),)
         taken = np.concatenate([taken, chosen])
         model = estimator.fit(model, log, seed=seed + step)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Literal, NamedTuple, Self
 
 import jax
@@ -34,6 +34,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from anamorph import progress
+from anamorph.curator.tallies import GroupBy
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import goals, products
 from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax, step_back
@@ -86,6 +87,17 @@ class RelaxedRows:
         weights = jnp.asarray(self.weights)
         for piece in workload.pieces():
             yield products.answers(self.layout, self.table, weights, piece.tally)
+
+    def popularity(self, workload: Workload) -> Iterator[NDArray[np.float32]]:
+        """Yields, for each piece of whole marginals, what the answers would be were the columns independent."""
+        stops = np.cumsum(self.sizes)
+        single = [line @ self.weights for line in np.split(self.probabilities, stops[:-1])]
+        for piece in workload.pieces():
+            if not isinstance(piece.tally, GroupBy):
+                raise ParameterError("popularity must be asked of whole marginals")
+            first, *others = piece.tally.features
+            slab = single[first][piece.tally.start : piece.tally.stop]
+            yield reduce(np.multiply.outer, [single[feature] for feature in others], slab).ravel()
 
     def sample(self, rows: int, *, seed: int) -> Table:
         """Returns rows rounded at random from the relaxed ones."""
