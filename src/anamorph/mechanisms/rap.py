@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +62,10 @@ class RAP(RelaxedProjection):
     """p, how much the selection of single queries leans to combinations of values that the table holds popular."""
     steps: int = 500
     """The most Adam steps of one round. (The paper: 5000.)"""
+    simplex: Literal["auto", "sparsemax", "softmax"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """How free numbers become probabilities; auto takes softmax for single queries, sparsemax for whole marginals."""
     rate: float = 0.0
-    """Adam's learning rate; 0 takes 0.001 for a few single queries, as the paper, and 0.03 for whole marginals."""
+    """Adam's learning rate; 0 takes 0.03 for whole marginals, and for single queries 0.01 (sparsemax: 0.001)."""
 
     def __post_init__(self) -> None:
         self.projection()
@@ -116,7 +118,10 @@ class RAP(RelaxedProjection):
     def projection(self) -> RelaxedProjection:
         """Returns the estimator alone, so that runs that differ in T and K share its compiled steps."""
         values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(RelaxedProjection)}
-        values["rate"] = self.rate or (0.03 if self.blocks or self.rounds == 1 else 0.001)
+        whole = self.blocks or self.rounds == 1
+        if self.simplex == "auto":
+            values["simplex"] = "sparsemax" if whole else "softmax"
+        values["rate"] = self.rate or (0.03 if whole else 0.01 if values["simplex"] == "softmax" else 0.001)
         return RelaxedProjection(**values)
 
     def lean(self, workload: Workload, model: RelaxedRows) -> Iterator[NDArray[np.floating]] | None:
