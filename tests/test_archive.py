@@ -60,9 +60,7 @@ MODELS = {
 
 def release(model="relaxed", workloads=("marginals", "chosen"), **changes):
     measurements = tuple(measured(WORKLOADS[name], varied=i == 0) for i, name in enumerate(workloads))
-    privacy = Privacy(
-        "replace", 1.0, 1e-6, 0.1 / 3, (Spend("select", 0.01, "a"), Spend("measure", 0.02, "b")), ledger="0f"
-    )
+    privacy = Privacy("replace", 1.0, 1e-6, 0.1 / 3, (Spend("select", 0.01, "a"), Spend("measure", 0.02, "b")))
     made = Release(SCHEMA, MODELS[model], measurements, privacy, 40.0, {"name": model, "rows": 4}, "marginals:k=2")
     return replace(made, **changes)
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.chain import sync_directory
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, UsageError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.model import Model
@@ -131,15 +132,6 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """Waits until a directory's names are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(directory: Path, name: str, limit: int | None = None) -> bytes:

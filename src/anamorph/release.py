@@ -48,8 +48,6 @@ class Privacy:
     spends: tuple[Spend, ...]
     private: bool = True
     """False for a run with a seed: its noise can be guessed, and it promises nothing."""
-    ledger: str = ""
-    """The head of the ledger's chain when the run ended."""
 
     @property
     def spent(self) -> float:

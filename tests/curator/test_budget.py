@@ -21,7 +21,6 @@ from anamorph.curator.budget import (
     rho_of,
     round_down,
     round_up,
-    shares,
 )
 from anamorph.errors import ParameterError
 
@@ -122,16 +121,11 @@ def test_nothing_is_spent_by_nothing():
     assert epsilon_of(0.0, 1e-9) == 0
 
 
-@given(rhos, st.integers(1, 10**6))
-def test_shares_is_the_largest_float_that_fits(rho, parts):
-    share = shares(rho, parts)
-    assert Fraction(share) * parts <= Fraction(rho) < Fraction(math.nextafter(share, math.inf)) * parts
-
-
-def test_shares_where_the_quotient_rounds_up():
+def test_equal_parts_where_the_quotient_rounds_up():
+    """The bug: ten times the float nearest to a tenth of rho exceeds rho."""
     rho, parts = 1.0, 10
-    assert Fraction(rho / parts) * parts > 1, "plain division overspends"
-    assert Fraction(shares(rho, parts)) * parts <= 1
+    assert Fraction(rho / parts) * parts > 1
+    assert sum(map(Fraction, proportional(rho, [1.0] * parts))) <= 1
 
 
 @given(st.integers(1, 10**12), rhos)
@@ -184,14 +178,17 @@ def test_delta_is_refused(delta):
 
 @pytest.mark.parametrize("rho", [0, -1, math.nan, math.inf])
 def test_rho_is_refused(rho):
-    for spend in (lambda: shares(rho, 2), lambda: gaussian_sigma(1, rho), lambda: gumbel_scale(1, 1, rho)):
+    for spend in (
+        lambda: proportional(rho, [1.0, 1.0]),
+        lambda: gaussian_sigma(1, rho),
+        lambda: gumbel_scale(1, 1, rho),
+    ):
         with pytest.raises(ParameterError, match=r"^rho \(.*\) must be a finite number above 0$"):
             spend()
 
 
 def test_counts_below_one_are_refused():
     for wrong in (
-        lambda: shares(1.0, 0),
         lambda: gaussian_sigma(0, 1.0),
         lambda: gumbel_scale(0, 1, 1.0),
         lambda: gumbel_scale(1, 0, 1.0),

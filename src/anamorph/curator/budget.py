@@ -107,16 +107,6 @@ def rho_of(epsilon: float, delta: float) -> float:
     return _boundary(lambda rho: delta_of(rho, epsilon) <= delta, max(valid, 1e-300), 2.0)
 
 
-def shares(rho: float, parts: int) -> float:
-    """Returns the largest float r with parts * r <= rho in exact arithmetic."""
-    _check_rho(rho)
-    _check(parts >= 1, "parts", parts, "at least 1")
-    share = math.nextafter(rho / parts, math.inf)
-    while Fraction(share) * parts > Fraction(rho):
-        share = math.nextafter(share, 0.0)
-    return share
-
-
 def proportional(rho: float, weights: Sequence[float]) -> tuple[float, ...]:
     """Returns floats in proportion to the weights, up to rounding, whose sum is at most rho in exact arithmetic."""
     _check_rho(rho)

@@ -251,7 +251,7 @@ class Chain:
         connection.execute("COMMIT")
         self.book.apply(*row)
         os.replace(fresh, self._witness)
-        _synchronise_directory(self.path.parent)
+        sync_directory(self.path.parent)
 
     def answer(self, connection: sqlite3.Connection, run: str, step: int) -> bytes:
         """Returns the stored answer of a step, checked against the chain."""
@@ -327,7 +327,8 @@ def _link(previous: str, payload: str) -> str:
     return sha256((previous + payload).encode())
 
 
-def _synchronise_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Waits until a directory's names are on disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -27,9 +27,6 @@ from anamorph.errors import WorkloadError
 if TYPE_CHECKING:
     from anamorph.curator.budget import Relation
 
-LARGEST_MARGINAL = 1 << 62
-"""Positions of cells are 64-bit integers."""
-
 
 @dataclass(frozen=True)
 class GroupBy:
