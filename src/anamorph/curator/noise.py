@@ -101,7 +101,7 @@ def discrete_gaussian(size: int, sigma: float, bits: Bits) -> Integers:
     numpy's gamma is r²/2 with r = |x|/sigma - sigma/t. As sigma/t <= 1, both terms are at most |r| + 1, so r
     is off by 2^-51 (|r| + 1) at most and gamma by less than 2^-45 (1 + gamma), as `_bernoulli` asks.
     """
-    sigma = _within("sigma", sigma, LARGEST)
+    sigma = within("sigma", sigma, LARGEST)
     scale, variance = math.floor(sigma) + 1, Fraction(sigma) ** 2
 
     def draw(count: int) -> Integers:
@@ -121,7 +121,7 @@ def discrete_laplace(size: int, scale: float, bits: Bits) -> Integers:
 
     scale is the rational number that the float denotes; the method is that of `_laplace_round`.
     """
-    rational = Fraction(_within("scale", scale, LARGEST))
+    rational = Fraction(within("scale", scale, LARGEST))
     return _collect(size, lambda count: _laplace_round(count, rational, bits))
 
 
@@ -141,7 +141,7 @@ def top_k(scores: Iterable[Integers], k: int, scale: float, bits: Bits) -> Integ
     with those of the pieces before and cut down again, so memory is O(piece + k). The last of them are put in
     exact order.
     """
-    scale = _within("scale", scale, 1e100)
+    scale = within("scale", scale, 1e100)
     if k < 1:
         raise ParameterError(f"k ({k}) must be at least 1")
     best, eligible = np.empty(0, _ENTRANT), 0
@@ -153,19 +153,43 @@ def top_k(scores: Iterable[Integers], k: int, scale: float, bits: Bits) -> Integ
     return np.array([candidate.position for candidate in _ordered(best, k, scale, bits)[:k]], np.int64)
 
 
-def _bernoulli(gamma: Reals, exact: Callable[[int], Fraction], bits: Bits) -> NDArray[np.bool_]:
-    """Returns independent bits, the i-th of them 1 with probability exp(-exact(i)).
+def bernoulli(
+    gamma: Reals, error: Reals, exact: Callable[[int], tuple[Fraction, int]], bits: Bits
+) -> NDArray[np.bool_]:
+    """Returns independent bits, the i-th of them 1 with probability exp(-g) or 1, whichever is less.
 
-    `gamma` holds exact(i) to within 2^-45 (1 + exact(i)); the bit is [E > exact(i)]. If |E - gamma| >=
-    _TOLERANCE and the word is not small, numpy's sign is right: for gamma <= 32 because the errors of E and
-    gamma add up to less, for larger gamma because E < 23. The others are settled exactly.
+    g is b + p ln 2, where exact(i) = (b, p), and `gamma` holds it to within 2^-45 (1 + |g|) + error / 2. The
+    bit is [E > g]. If |E - gamma| >= _TOLERANCE + error and the word is not small, numpy's sign is right: for
+    |gamma| <= 32 because the errors of E and gamma add up to less; for larger gamma because E < 23, and the
+    error takes at most half of what gamma is above E; for gamma < -32 because E > 0, and the same half. The
+    others are settled exactly.
     """
     words = bits.words(gamma.size)
     excess = _exponentials(words) - gamma
     result = excess > 0
-    for item in np.flatnonzero((np.abs(excess) < _TOLERANCE) | (words < _SMALL)):
-        result[item] = _Exponential(int(words[item]), bits).exceeds(exact(int(item)))
+    for item in np.flatnonzero((np.abs(excess) < _TOLERANCE + error) | (words < _SMALL)):
+        result[item] = _Exponential(int(words[item]), bits).exceeds(*exact(int(item)))
     return result
+
+
+def within(name: str, value: float, largest: float) -> float:
+    """Returns the value, if it is in the range that the bounds of this module are proved for."""
+    if not 1e-100 <= value <= largest:
+        raise ParameterError(f"{name} ({value:.12g}) must be a number between 1e-100 and {largest:.12g}")
+    return float(value)
+
+
+def log_two(digits: int) -> tuple[Decimal, Decimal]:
+    """Returns numbers below and above ln 2, of that many digits."""
+    return _minus_log(Decimal("0.5"), Decimal("0.5"), digits)
+
+
+def _bernoulli(gamma: Reals, exact: Callable[[int], Fraction], bits: Bits) -> NDArray[np.bool_]:
+    """Returns independent bits, the i-th of them 1 with probability exp(-exact(i)).
+
+    `gamma` holds exact(i) to within 2^-45 (1 + exact(i)).
+    """
+    return bernoulli(gamma, np.zeros(1), lambda item: (exact(item), 0), bits)
 
 
 def _exponentials(words: Words) -> Reals:
@@ -231,13 +255,6 @@ def _collect(size: int, draw: Callable[[int], Integers]) -> Integers:
         result[filled : filled + drawn.size] = drawn
         filled += drawn.size
     return result
-
-
-def _within(name: str, value: float, largest: float) -> float:
-    """Returns the value, if it is in the range that the bounds of this module are proved for."""
-    if not 1e-100 <= value <= largest:
-        raise ParameterError(f"{name} ({value:.12g}) must be a number between 1e-100 and {largest:.12g}")
-    return float(value)
 
 
 def _entrants(scores: Iterable[Integers], piece: int, bits: Bits) -> Iterator[Entrants]:
@@ -334,12 +351,20 @@ class _Exponential:
         low, high = down.divide(Decimal(self.leading), unit), up.divide(Decimal(self.leading + 1), unit)
         return _minus_log(low, high, self.size)
 
-    def exceeds(self, bound: Fraction) -> bool:
-        """Returns whether -ln W > bound, with as many bits as that takes."""
-        low, high = self.bounds()
+    def excess(self, power: int) -> tuple[Decimal, Decimal]:
+        """Returns numbers below and above -ln W - power ln 2, every step rounded outwards."""
+        down, up = _rounding(self.size)
+        (low, high), ends, factor = self.bounds(), log_two(self.size), Decimal(-power)
+        below = min(down.multiply(factor, end) for end in ends)
+        above = max(up.multiply(factor, end) for end in ends)
+        return down.add(low, below), up.add(high, above)
+
+    def exceeds(self, bound: Fraction, power: int = 0) -> bool:
+        """Returns whether -ln W > bound + power ln 2, with as many bits as that takes."""
+        low, high = self.excess(power)
         while low <= bound <= high:
             self.refine()
-            low, high = self.bounds()
+            low, high = self.excess(power)
         return low > bound
 
 
