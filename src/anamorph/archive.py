@@ -13,10 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import secrets
 import shutil
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ from anamorph.errors import CorruptionError, ParameterError, ResourceError, Usag
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.custom import Custom, CustomCells, Recorded
 from anamorph.queries.marginals import Cells, Marginals
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Queries, Workload
 from anamorph.release import Measurement, Privacy, Release, Spend
 from anamorph.schema import Schema
@@ -75,7 +79,7 @@ def load(directory: str | Path) -> Release:
         arrays[name] = decode(content, directory / name)
     try:
         return from_plain(header, arrays)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, UsageError):
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, UsageError):
         raise CorruptionError(
             f"release {str(directory)!r}: release.json must describe a release; it does not"
         ) from None
@@ -242,11 +246,14 @@ def plain_measurements(measurements: tuple[Measurement, ...]) -> tuple[dict[str,
         arrays[f"sigma.{index}"] = np.ascontiguousarray(measurement.sigma[:1] if same else measurement.sigma)
         parts = []
         for number, part in enumerate(measurement.workload.parts):
-            marginals = part.marginals if isinstance(part, Cells) else part
-            parts.append({"cells": isinstance(part, Cells), "sets": marginals.sets})  # pyright: ignore
-            if isinstance(part, Cells) and part.chosen is not None:
-                arrays[f"chosen.{index}.{number}"] = np.ascontiguousarray(part.chosen)
-        described.append({"total": measurement.total, "parts": parts})
+            described_part, chosen = plain_queries(part)
+            parts.append(described_part)
+            if chosen is not None:
+                arrays[f"chosen.{index}.{number}"] = np.ascontiguousarray(chosen)
+        weights = {"weights": [weight.as_integer_ratio() for weight in measurement.workload.weights]}
+        described.append(
+            {"total": measurement.total, "parts": parts} | (weights if measurement.workload.weights else {})
+        )
     return arrays, described
 
 
@@ -256,13 +263,9 @@ def measurements_of(
     """Returns the measurements of a release."""
     measurements = []
     for index, item in enumerate(described):
-        parts: list[Queries] = []
-        for number, part in enumerate(item["parts"]):
-            marginals = Marginals(sizes, tuple(tuple(features) for features in part["sets"]))
-            chosen = arrays.get(f"chosen.{index}.{number}")
-            require_known(marginals, chosen)
-            parts.append(Cells(marginals, chosen) if part["cells"] else marginals)
-        workload = Workload(tuple(parts))
+        chosen = [arrays.get(f"chosen.{index}.{number}") for number in range(len(item["parts"]))]
+        parts = [queries_of(part, where, sizes) for part, where in zip(item["parts"], chosen, strict=True)]
+        workload = Workload(tuple(parts), weights=tuple(Fraction(*pair) for pair in item.get("weights", ())))
         values, sigma = arrays[f"values.{index}"], arrays[f"sigma.{index}"]
         if values.shape != (workload.cells,) or not (np.all(np.isfinite(values)) and np.all(np.isfinite(sigma))):
             raise CorruptionError("the release's measurements must fit their workload; they do not")
@@ -271,16 +274,43 @@ def measurements_of(
     return tuple(measurements)
 
 
-def require_known(marginals: Marginals, chosen: NDArray | None) -> None:
-    """Refuses marginals of columns that the schema does not have, and cells that the marginals do not have."""
-    columns = range(len(marginals.sizes))
-    for features in marginals.sets:
-        if not features or len(set(features)) < len(features) or not all(feature in columns for feature in features):
-            raise CorruptionError("the release's measurements must be of its schema's columns; they are not")
+def plain_queries(part: Queries) -> tuple[dict[str, Any], NDArray | None]:
+    """Returns the description of one part of a workload, and which of its queries it holds, where not all."""
+    if isinstance(part, Custom | CustomCells):
+        part = Recorded(
+            part.function.name, part.function.count, getattr(part, "chosen", None), isinstance(part, CustomCells)
+        )
+    if isinstance(part, Recorded):
+        return {"function": part.name, "values": part.count, "cells": part.single}, part.chosen
+    if not isinstance(part, Marginals | Cells):
+        raise ParameterError("measurements must be of marginals, thresholds or functions to be saved")
+    marginals = part.marginals if isinstance(part, Cells) else part
+    described: dict[str, Any] = {"cells": isinstance(part, Cells), "sets": marginals.sets}
+    if isinstance(marginals, Thresholds):
+        described["least"] = marginals.least
+    return described, part.chosen if isinstance(part, Cells) else None
+
+
+def queries_of(described: dict[str, Any], chosen: NDArray | None, sizes: tuple[int, ...]) -> Queries:
+    """Returns the part of a workload that a release describes; refuses queries that its schema does not have.
+
+    A function is known by its name only: a release never makes Python import anything.
+    """
+    if "function" in described:
+        name, count, single = str(described["function"]), int(described["values"]), bool(described["cells"])
+        whole: Queries = Recorded(name, count, chosen, single, sizes=sizes)
+    else:
+        sets = tuple(tuple(features) for features in described["sets"])
+        marginals = Marginals(sizes, sets)
+        if "least" in described:
+            marginals = Thresholds(sizes, sets, operator.index(described["least"]))
+        count = marginals.cells
+        whole = Cells(marginals, chosen) if described["cells"] else marginals
     if chosen is not None:
-        whole = chosen.dtype == np.int64 and chosen.ndim == 1
-        if not whole or np.any(chosen < 0) or np.any(chosen >= marginals.cells):
-            raise CorruptionError("the release's measurements must be of cells of its marginals; they are not")
+        integers = chosen.dtype == np.int64 and chosen.ndim == 1
+        if not integers or np.any(chosen < 0) or np.any(chosen >= count):
+            raise CorruptionError("the release's measurements must be of queries of its schema; they are not")
+    return whole
 
 
 def digest(directory: str | Path) -> str:

@@ -32,12 +32,13 @@ Epsilon = Annotated[float, typer.Option("--epsilon", help="The epsilon of the pr
 Delta = Annotated[float, typer.Option("--delta", help="The delta of the promise; below 1 / rows.")]
 SchemaPath = Annotated[Path, typer.Option("--schema", help="The schema: YAML, or mbi's {column: size} JSON.")]
 Spec = Annotated[
-    str, typer.Option("--workload", help="'marginals:k=3', 'marginals:k=3,count=64,seed=0', or a YAML file.")
+    str, typer.Option("--workload", help="'marginals:k=3,count=64,seed=0', 'thresholds:k=4,r=2', or a YAML file.")
 ]
 Neighbours = Annotated[str, typer.Option("--neighbours", help="What one person may change: replace or add-remove.")]
 Name = Annotated[str, typer.Option("--mechanism", help="all-zero, gaussian or rap.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="name=value: a parameter of the mechanism.")]
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The file that keeps what was spent.")]
+MemorySize = Annotated[str | None, typer.Option("--memory", help="The memory to keep within, such as 4GB.")]
 LARGEST_SEED = 2**31 - 1
 Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 ReleasePath = Annotated[Path, typer.Argument(metavar="RELEASE", help="A directory made by fit.")]
@@ -93,9 +94,11 @@ def plan(
     mechanism: Name = "rap",
     settings: Settings = None,
     neighbours: Neighbours = "replace",
+    memory: MemorySize = None,
     as_json: Json = False,
 ) -> None:
     """Say what a fit would ask, spend and need. Reads no private data."""
+    from anamorph.planning import parse_memory  # noqa: PLC0415
     from anamorph.planning import plan as make_plan  # noqa: PLC0415
     from anamorph.schema import Schema  # noqa: PLC0415
 
@@ -106,6 +109,7 @@ def plan(
         budget(epsilon, delta),
         neighbours=neighbours,
         rows=rows,
+        memory=None if memory is None else parse_memory(memory),
     )
     show(figures, as_json)
 
@@ -122,6 +126,7 @@ def fit(
     neighbours: Neighbours = "replace",
     settings: Settings = None,
     ledger: LedgerPath = DEFAULT_LEDGER,
+    memory: MemorySize = None,
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of projection and rounding; never of noise.")
     ] = 0,
@@ -133,6 +138,7 @@ def fit(
 ) -> None:
     """Make a private release."""
     from anamorph import fitting  # noqa: PLC0415
+    from anamorph.planning import parse_memory  # noqa: PLC0415
     from anamorph.schema import Schema  # noqa: PLC0415
 
     request = fitting.Fit(
@@ -146,6 +152,7 @@ def fit(
         output=output,
         overwrite=overwrite,
         resume=resume,
+        memory=None if memory is None else parse_memory(memory),
         seed=seed,
         unsafe_seed=unsafe_seed,
     )
@@ -230,10 +237,15 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """NOT PRIVATE: the true errors of a release against the data."""
+    from anamorph.errors import ParameterError  # noqa: PLC0415
     from anamorph.evaluation.scoring import score  # noqa: PLC0415
     from anamorph.schema import Schema  # noqa: PLC0415
 
     loaded = opened(release)
+    if workload is None and "custom:" in loaded.workload:
+        raise ParameterError(
+            f"the release's workload ({loaded.workload!r}) names functions: repeat it with --workload to import them"
+        )
     with _console.progress_bars():
         figures = score(loaded, data, Schema.load(schema), workload or loaded.workload, seed=seed)
     say("NOT PRIVATE: these figures are computed from the private rows without noise; do not publish them")

@@ -7,9 +7,8 @@ on disk before the ledger is told that the run is over.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from anamorph import archive, progress
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
-from anamorph.errors import ParameterError, ResourceError
+from anamorph.errors import ParameterError
 from anamorph.mechanisms.mechanism import Mechanism, description
+from anamorph.planning import Memory, available_memory, check_answers, divide
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
@@ -43,6 +43,8 @@ class Fit:
     output: Path | None = None
     overwrite: bool = False
     resume: bool = False
+    memory: int | None = None
+    """How many bytes the run may use; None for all that the machine has."""
     seed: int = 0
     """The seed of the public side: projection and rounding."""
     unsafe_seed: int | None = None
@@ -63,8 +65,9 @@ class Fit:
         """Returns the workload, after all checks that need no private data and spend nothing."""
         check_request(self.schema, self.neighbours)
         workload = parse_workload(self.workload, self.schema)
-        self.mechanism.steps_for(workload, self.budget.rho)
-        check_memory(self.mechanism.memory(workload))
+        steps = self.mechanism.steps_for(workload, self.budget.rho)
+        workload = replace(workload, limit=self.divided(workload).pieces)
+        check_answers(steps)
         if self.output is not None:
             archive.check_target(self.output, overwrite=self.overwrite)
             if self.ledger is not None and self.ledger.absolute() == self.output.absolute():
@@ -76,6 +79,10 @@ class Fit:
             if not self.resume:
                 ledger.check(name, terms=self.terms, rho=self.budget.rho)
         return workload
+
+    def divided(self, workload: Workload) -> Memory:
+        """Returns how the run divides its memory; refuses one that does not fit."""
+        return divide(available_memory() if self.memory is None else self.memory, self.mechanism, workload)
 
     def open_ledger(self, workload: Workload) -> Ledger | None:
         """Returns where spends are kept; None for a run that pays for nothing, because it is seeded or asks nothing."""
@@ -90,7 +97,8 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
     for warning in warned:
         said(warning)
     progress.report("read", 0, 1)
-    with open_source(fit.data, fit.schema) as source:
+    engine = f"{max(fit.divided(workload).engine >> 20, 1)}MiB"
+    with open_source(fit.data, fit.schema, memory_limit=engine) as source:
         progress.report("read", 1, 1)
         if source.ignored:
             said(f"columns not in the schema are ignored: {', '.join(map(repr, source.ignored))}")
@@ -112,13 +120,3 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
         else:
             curator.finish(archive.save(release, fit.output, overwrite=fit.overwrite))
     return release
-
-
-def check_memory(needed: int) -> None:
-    """Refuses a run that this machine cannot hold."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        raise ResourceError(
-            f"the run would need about {needed / 1e9:.3g} GB of memory and the machine has {available / 1e9:.3g}: "
-            "take a smaller workload, fewer rows (--set rows=…), or fewer measured blocks"
-        )

@@ -2,18 +2,91 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from anamorph.curator.budget import Budget, gaussian_sigma, gumbel_scale, rest
-from anamorph.curator.curator import TOTAL_SHARE
-from anamorph.errors import ParameterError
+from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale, rest
+from anamorph.curator.curator import LARGEST_ANSWER, TOTAL_SHARE
+from anamorph.curator.tallies import squared_sensitivity
+from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.mechanisms.mechanism import Mechanism, Step, description
+from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.spec import workload as parse_workload
+from anamorph.queries.workload import PIECE_CELLS, WHOLE, Workload
 from anamorph.schema import Schema
+
+SMALLEST_PIECE = 1 << 14
+"""The fewest answers that are held at a time."""
+
+LONGEST = 20
+"""The most characters of a size."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How a run divides the memory that it may use."""
+
+    total: int
+    """All of it, in bytes."""
+    engine: int
+    """What the engine that holds the rows may use before it spills to disk."""
+    pieces: int
+    """How many answers are held at a time."""
+
+
+def parse_memory(text: str) -> int:
+    """Returns the bytes of a size such as '4GB', '512MB' or '2GiB'."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT])(i?)B\s*", text, re.IGNORECASE)
+    if found is None or len(text) > LONGEST:
+        raise ParameterError(f"memory ({text!r}) must be a size such as 4GB")
+    base = 1024 if found[3] else 1000
+    return int(float(found[1]) * base ** (1 + "KMGT".index(found[2].upper())))
+
+
+def divide(memory: int, mechanism: Mechanism, workload: Workload) -> Memory:
+    """Returns the largest pieces with which a run keeps within its memory; refuses what no pieces make fit.
+
+    A quarter is the engine's. The rest holds what the mechanism says it needs, in which pieces have a part.
+    """
+    engine = memory // 4
+    pieces = PIECE_CELLS
+    while (needed := mechanism.memory(replace(workload, limit=pieces))) > memory - engine:
+        if pieces == SMALLEST_PIECE:
+            raise ResourceError(
+                f"memory ({memory / 1e9:.3g} GB) must be at least {(needed + needed // 3) / 1e9:.3g} GB for this run: "
+                "allow more, or take a smaller workload, fewer rows (--set rows=…), or fewer measured blocks"
+            )
+        pieces //= 2
+    return Memory(memory, engine, pieces)
+
+
+def check_answers(steps: Sequence[Step]) -> None:
+    """Refuses a measurement of more queries than a ledger can store as one record, before anything is spent."""
+    largest = max((step.cells for step in steps if step.kind == "measure"), default=0)
+    if largest > LARGEST_ANSWER:
+        raise WorkloadError(
+            f"a measurement (of up to {largest} queries) must have at most {LARGEST_ANSWER}: take a smaller workload, "
+            "or measure fewer blocks at a time"
+        )
+
+
+def available_memory() -> int:
+    """Returns the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def plan(
-    schema: Schema, spec: str, mechanism: Mechanism, budget: Budget, *, neighbours: str, rows: int | None
+    schema: Schema,
+    spec: str,
+    mechanism: Mechanism,
+    budget: Budget,
+    *,
+    neighbours: str,
+    rows: int | None,
+    memory: int | None = None,
 ) -> dict[str, Any]:
     """Returns the figures of a fit by name: queries, memory, rho, and the noise of each step."""
     if neighbours not in ("replace", "add-remove"):
@@ -21,7 +94,10 @@ def plan(
     if rows is not None and rows < 1:
         raise ParameterError(f"rows ({rows}) must be at least 1")
     workload = parse_workload(spec, schema)
+    divided = divide(available_memory() if memory is None else memory, mechanism, workload)
+    workload = replace(workload, limit=divided.pieces)
     steps = mechanism.steps_for(workload, budget.rho)
+    check_answers(steps)
     if neighbours == "add-remove" and steps:
         total = Step("total", TOTAL_SHARE * budget.rho, 1, 1)
         steps = (total, *mechanism.steps_for(workload, rest(budget.rho, total.rho)))
@@ -40,20 +116,21 @@ def plan(
         "neighbours": neighbours,
         "queries": workload.cells,
         "blocks": workload.blocks,
-        "largest_block": int(max(workload.block_cells)),
+        "largest_block": workload.largest_block,
         "memory_bytes": mechanism.memory(workload),
-        "seconds_estimate": seconds(mechanism, workload.cells, steps),
+        "engine_bytes": divided.engine,
+        "piece_queries": divided.pieces,
+        "seconds_estimate": seconds(mechanism, workload, steps),
         "steps": described,
         "warnings": warnings,
     }
 
 
-def describe(step: Step, neighbours: str, rows: int | None) -> dict[str, Any]:
+def describe(step: Step, neighbours: Relation, rows: int | None) -> dict[str, Any]:
     """Returns one step with its noise, in counts and, where the number of rows is known, as a fraction."""
     plain: dict[str, Any] = {"kind": step.kind, "rho": step.rho, "blocks": step.blocks, "queries": step.cells}
     if step.kind in ("measure", "total"):
-        most = 2 if neighbours == "replace" and step.cells > step.blocks else 1
-        plain["sigma_counts"] = gaussian_sigma(most * step.blocks, step.rho)
+        plain["sigma_counts"] = sigma_of(step, neighbours)
         if rows is not None:
             plain["sigma_fraction"] = plain["sigma_counts"] / rows
     elif step.kind == "select":
@@ -62,20 +139,37 @@ def describe(step: Step, neighbours: str, rows: int | None) -> dict[str, Any]:
     return plain
 
 
-def seconds(mechanism: Mechanism, cells: int, steps: tuple[Step, ...]) -> float:
+def sigma_of(step: Step, neighbours: Relation) -> float:
+    """Returns the noise of a measurement in counts; where weights differ, of the queries with the largest.
+
+    What is not known beforehand is taken to be whole marginals, or single queries, of equal weight.
+    """
+    asked = step.workload
+    if asked is None or not (asked.weights or any(type(part) not in (Marginals, Cells) for part in asked.parts)):
+        most = 2 if neighbours == "replace" and step.cells > step.blocks else 1
+        return gaussian_sigma(most * step.blocks, step.rho)
+    pieces = list(asked.pieces(WHOLE))
+    weights = [piece.weight for piece in pieces]
+    squared = squared_sensitivity([piece.tally for piece in pieces], neighbours, weights)
+    squared = max(squared, sum(piece.weight * piece.blocks for piece in pieces))  # single queries compose by block
+    return gaussian_sigma(squared / max(weights), step.rho)
+
+
+def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...]) -> float:
     """Returns a rough time on two cores: steps of the projection, selections and exact noise.
 
-    A projection step costs about 12 ns for each parameter, and 150 ns for each measured cell of a whole marginal or
-    8 us for a single one; a selection 60 ns a query; a noisy answer 2 us.
+    A projection step costs about 8 ns for each parameter, and 150 ns for each measured cell of a whole marginal or
+    8 us for a single one; a selection of blocks 60 ns a query, of single queries 12 ms a block; a noisy answer 0.4 us.
     """
     plain = description(mechanism)
     measured = [step for step in steps if step.kind == "measure"]
-    noise = 2e-6 * sum(step.cells for step in measured)
+    noise = 4e-7 * sum(step.cells for step in measured)
     if "steps" not in plain:
         return noise
-    selections = sum(step.kind == "select" for step in steps) * cells * 6e-8
+    whole = [step.blocks < step.cells for step in steps if step.kind == "select"]
+    selections = sum(workload.cells * 6e-8 if block else workload.blocks * 1.2e-2 for block in whole)
     done, projection = 0.0, 0.0
     for step in measured:
         done += step.cells * (1.5e-7 if step.cells > step.blocks else 8e-6) * plain["rows"] / 1000
-        projection += plain["steps"] * (3e-3 + done)
+        projection += plain["steps"] * (8e-9 * sum(workload.sizes) * plain["rows"] + done)
     return noise + selections + projection

@@ -13,10 +13,12 @@ import numpy as np
 
 from anamorph import progress
 from anamorph.columns import OTHER, Categorical, Codes, Column, Numeric, guarded, label
-from anamorph.curator.tallies import GroupBy
+from anamorph.curator.rowwise import RowFunction
+from anamorph.curator.tallies import AtLeast, GroupBy, Tally
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Release
+from anamorph.schema import Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,19 +52,9 @@ def answer_table(release: Release, spec: str) -> pa.Table:
     names, values, fractions = [], [], []
     for piece, answers in zip(workload.pieces(), release.model.answers(workload), strict=True):
         progress.report("answer", piece.first + piece.blocks, workload.blocks)
-        tally = piece.tally
-        if not isinstance(tally, GroupBy):
-            raise ParameterError("the workload must be of whole marginals")
-        columns = [release.schema.columns[feature] for feature in tally.features]
-        codes = np.unravel_index(np.arange(tally.cells), tally.shape)
-        texts = [
-            np.array(code_labels(column), object)[code + tally.start * (i == 0)]
-            for i, (column, code) in enumerate(zip(columns, codes, strict=True))
-        ]
-        names.append(
-            pa.array([" x ".join(column.name for column in columns)]).take(pa.array(np.zeros(tally.cells, np.int32)))
-        )
-        values.append(pa.array([" x ".join(parts) for parts in zip(*texts, strict=True)]))
+        name, texts = query_texts(piece.tally, release.schema)
+        names.append(pa.array([name]).take(pa.array(np.zeros(piece.tally.cells, np.int32))))
+        values.append(pa.array(texts))
         fractions.append(answers.astype(np.float64))
     fraction = np.concatenate(fractions)
     arrays = [
@@ -72,6 +64,25 @@ def answer_table(release: Release, spec: str) -> pa.Table:
         pa.array(fraction * release.total),
     ]
     return stamped(pa.table(arrays, names=["columns", "values", "fraction", "count"]), release)
+
+
+def query_texts(tally: Tally, schema: Schema) -> tuple[str, list[str]]:
+    """Returns what the queries of a tally have in common, and what each of them asks for."""
+    if isinstance(tally, RowFunction):
+        return tally.function.name, [str(value) for value in range(tally.cells)]
+    slab = tally.slab if isinstance(tally, AtLeast) else tally
+    if not isinstance(slab, GroupBy):
+        raise ParameterError("the workload must be of whole blocks")
+    columns = [schema.columns[feature] for feature in slab.features]
+    codes = np.unravel_index(np.arange(slab.cells), slab.shape)
+    texts = [
+        np.array(code_labels(column), object)[code + start]
+        for column, code, start in zip(columns, codes, slab.starts, strict=True)
+    ]
+    name = " x ".join(column.name for column in columns)
+    if isinstance(tally, AtLeast):
+        name = f"at least {tally.least} of {name}"
+    return name, [" x ".join(parts) for parts in zip(*texts, strict=True)]
 
 
 def stamped(table: pa.Table, release: Release) -> pa.Table:

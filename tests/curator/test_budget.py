@@ -128,7 +128,7 @@ def test_equal_parts_where_the_quotient_rounds_up():
     assert sum(map(Fraction, proportional(rho, [1.0] * parts))) <= 1
 
 
-@given(st.integers(1, 10**12), rhos)
+@given(st.integers(1, 10**12) | st.fractions(min_value=Fraction(1, 10**9), max_value=10**9), rhos)
 def test_sigma_is_the_least_float_that_spends_no_more_than_rho(squared, rho):
     sigma = gaussian_sigma(squared, rho)
     below = math.nextafter(sigma, 0)
@@ -188,13 +188,12 @@ def test_rho_is_refused(rho):
 
 
 def test_counts_below_one_are_refused():
-    for wrong in (
-        lambda: gaussian_sigma(0, 1.0),
-        lambda: gumbel_scale(0, 1, 1.0),
-        lambda: gumbel_scale(1, 0, 1.0),
-    ):
+    for wrong in (lambda: gumbel_scale(0, 1, 1.0), lambda: gumbel_scale(1, 0, 1.0)):
         with pytest.raises(ParameterError, match=r" \(0\) must be at least 1$"):
             wrong()
+    for squared in (0, -1, Fraction(-1, 3)):
+        with pytest.raises(ParameterError, match=r"^squared_sensitivity \(.*\) must be above 0$"):
+            gaussian_sigma(squared, 1.0)
 
 
 def test_warnings():

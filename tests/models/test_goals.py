@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anamorph.errors import ParameterError
 from anamorph.models import goals
 from anamorph.models.simplex import Layout
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 
@@ -29,9 +32,9 @@ def measurement(workload, total=100.0, seed=0):
 def compared(built):
     """Every query that a goal compares, as (lines of its factors, target, precision), however it is stored."""
     found = []
-    for lines, target, precision in zip(*map(np.asarray, vars(built.gathered).values()), strict=True):
-        if precision > 0:
-            found.append((lines, target, precision))
+    for gathered in built.gathered:
+        columns = map(np.asarray, (gathered.lines, gathered.targets, gathered.precision))
+        found += [query for query in zip(*columns, strict=True) if query[2] > 0]
     for tiled in built.tiled:
         left, right, targets, precision = (
             np.asarray(part) for part in (tiled.left, tiled.right, tiled.targets, tiled.precision)
@@ -55,7 +58,7 @@ def listed(measurements):
     found = []
     for item in measurements:
         first = 0
-        for block, (features, cells) in enumerate(zip(SETS, item.workload.block_cells, strict=True)):
+        for block, (features, cells) in enumerate(zip(SETS, item.workload.parts[0].block_cells, strict=True)):
             shape = [SIZES[f] for f in features]
             codes = np.stack(np.unravel_index(np.arange(cells), shape), axis=1) + LAYOUT.offsets[list(features)]
             precision = np.float32(1 / (item.total * item.sigma[block] ** 2))
@@ -79,10 +82,11 @@ def test_single_cells_are_compared_in_their_order():
     item = measurement(workload)
     built = goals.build(LAYOUT, [item])
     assert built.tiled == ()
-    np.testing.assert_allclose(np.asarray(built.gathered.targets)[:4], item.values, rtol=1e-6)
-    np.testing.assert_allclose(np.asarray(built.gathered.precision)[:4], 1 / (100 * item.sigma**2), rtol=1e-6)
-    np.testing.assert_array_equal(np.asarray(built.gathered.precision)[4:], 0)
-    np.testing.assert_array_equal(np.asarray(built.gathered.lines)[4:], LAYOUT.zero)
+    (gathered,) = built.gathered
+    np.testing.assert_allclose(np.asarray(gathered.targets)[:4], item.values, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(gathered.precision)[:4], 1 / (100 * item.sigma**2), rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(gathered.precision)[4:], 0)
+    np.testing.assert_array_equal(np.asarray(gathered.lines)[4:], LAYOUT.zero)
 
 
 @given(st.integers(0, 10**9))
@@ -96,4 +100,59 @@ def test_powers_of_two(size):
 @pytest.mark.parametrize(("cells", "room"), [(1, 256), (256, 256), (257, 512), (512, 512), (700, 1024)])
 def test_the_room_for_single_cells_is_a_power_of_two(cells, room):
     workload = Workload((Marginals(SIZES, ((4, 1),)),)).by_cell().take(np.arange(cells))
-    assert goals.build(LAYOUT, [measurement(workload)]).gathered.lines.shape == (room, 2)
+    assert goals.build(LAYOUT, [measurement(workload)]).gathered[0].lines.shape == (room, 2)
+
+
+@pytest.mark.parametrize(("cells", "room"), [(1, 256), (257, 512), (700, 1024)])
+def test_thresholds_have_goals_of_their_own_kind(cells, room):
+    pairs, triples = Thresholds(SIZES, ((4, 1), (3, 4)), least=1), Thresholds(SIZES, ((1, 3, 4),), least=2)
+    both = Thresholds(SIZES, ((1, 5),), least=2)
+    parts = [Workload((part,)).by_cell().take(np.arange(cells)) for part in (triples, pairs)]
+    items = [measurement(part, seed=seed) for seed, part in enumerate(parts)]
+    built = goals.build(LAYOUT, [*items, measurement(Workload((both,)).by_cell().take([7, 3]))])
+    assert [(goal.lines.shape, goal.least) for goal in built.gathered] == [
+        ((256, 2), 2),
+        ((room, 2), 1),
+        ((room, 3), 2),
+    ]
+    for goal, item in zip(built.gathered[1:], items[::-1], strict=True):
+        np.testing.assert_allclose(np.asarray(goal.targets)[:cells], item.values, rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(goal.precision)[:cells], 1 / (100 * item.sigma**2), rtol=1e-6)
+        np.testing.assert_array_equal(np.asarray(goal.precision)[cells:], 0)
+        np.testing.assert_array_equal(np.asarray(goal.lines)[cells:], LAYOUT.zero)
+    assert np.count_nonzero(built.gathered[0].precision) == 2
+
+
+def test_the_goal_of_cells_is_there_even_if_only_thresholds_are_measured():
+    built = goals.build(LAYOUT, [measurement(Workload((Thresholds(SIZES, ((4, 1, 0),), least=2),)))])
+    assert [(goal.lines.shape, goal.least) for goal in built.gathered] == [((256, 1), 1), ((16384, 3), 2)]
+    assert not np.any(built.gathered[0].precision)
+    assert built.tiled == ()
+
+
+@pytest.mark.parametrize("by_cell", [False, True])
+@pytest.mark.parametrize("limit", [100, 10**6])
+def test_a_block_of_thresholds_is_compared_cell_by_cell(by_cell, limit):
+    whole = Workload((Thresholds(SIZES, ((4, 1), (0, 2, 5)), least=1),), limit=limit)
+    whole = whole.by_cell() if by_cell else whole
+    sigma = np.full(whole.blocks, 0.01)
+    values = np.random.default_rng(0).random(whole.cells)
+    listed = whole.by_cell().take(np.arange(whole.cells))
+    found = goals.build(LAYOUT, [Measurement(whole, values, sigma, 10.0)])
+    singly = goals.build(LAYOUT, [Measurement(listed, values, np.full(listed.blocks, 0.01), 10.0)])
+    assert jax.tree.structure(found) == jax.tree.structure(singly)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(singly), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_too_many_thresholds_are_refused():
+    sizes = (1025, 1024)
+    workload = Workload((Thresholds(sizes, ((0, 1),), least=1),))
+    with pytest.raises(ParameterError, match="measure the marginals instead"):
+        goals.build(Layout(sizes), [measurement(workload)])
+    goals.check_thresholds(goals.measured([measurement(workload.measured())]))
+
+
+def test_no_measurements_are_refused():
+    with pytest.raises(ParameterError, match="measurements must be at least one"):
+        goals.build(LAYOUT, [])

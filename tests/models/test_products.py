@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from anamorph.columns import Codes
 from anamorph.curator import tallies
-from anamorph.curator.tallies import GroupBy, count
+from anamorph.curator.tallies import AtLeast, GroupBy, count
 from anamorph.models import goals, products
 from anamorph.models.simplex import Layout
-from anamorph.queries.marginals import Marginals
+from anamorph.queries.marginals import Marginals, slabs
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 from anamorph.schema import Schema
@@ -40,11 +43,33 @@ TALLIES = {
     "a slab": GroupBy(SIZES, (1, 3), 7, 30),
     "a slab of the largest": GroupBy(SIZES, (4, 3), 100, 149),
     "a thin slab": GroupBy(SIZES, (1, 4), 30, 31),
+    "a prefix": GroupBy(SIZES, (1, 3, 4), 2, 11, (30,)),
+    "a prefix before the largest": GroupBy(SIZES, (1, 3, 4), 20, 150, (7, 15)),
+    "a prefix of the largest": GroupBy(SIZES, (4, 1, 3), 0, 31, (149,)),
+    "a small prefix": GroupBy(SIZES, (3, 0, 2), 1, 3, (9,)),
+    "one of one": AtLeast(GroupBy(SIZES, (1,), 2, 20), 1),
+    "one of two": AtLeast(GroupBy(SIZES, (4, 1), 0, 150), 1),
+    "two of two": AtLeast(GroupBy(SIZES, (1, 4), 0, 31), 2),
+    "one of three, small": AtLeast(GroupBy(SIZES, (0, 2, 5), 0, 3), 1),
+    "two of three, small": AtLeast(GroupBy(SIZES, (2, 5, 0), 0, 2), 2),
+    "one of three": AtLeast(GroupBy(SIZES, (1, 3, 0), 0, 31), 1),
+    "two of three": AtLeast(GroupBy(SIZES, (4, 5, 3), 0, 150), 2),
+    "three of four": AtLeast(GroupBy(SIZES, (0, 1, 2, 3), 0, 3), 3),
+    "two of four, a slab": AtLeast(GroupBy(SIZES, (3, 1, 2, 5), 4, 11), 2),
+    "one of four, a prefix": AtLeast(GroupBy(SIZES, (3, 4, 0, 5), 20, 110, (2,)), 1),
+    "two of three, two fixed": AtLeast(GroupBy(SIZES, (3, 1, 4), 20, 110, (2, 30)), 2),
     "single cells": tallies.Tests(
         SIZES,
         ((0, 4), (3,), (5, 1, 2)),
         np.array([0, 1, 2, 2, 0, 1]),
         np.array([0, 15, 371, 3, 449, 2]),
+    ),
+    "single thresholds": tallies.Tests(
+        SIZES,
+        ((0, 4), (5, 1, 2), (3, 1, 5), (4, 1), (2, 3)),
+        np.array([4, 0, 1, 2, 2, 0, 3, 1, 3, 4]),
+        np.array([31, 0, 371, 2975, 3, 449, 2, 17, 4649, 0]),
+        (1, 2, 2, 2, 2),
     ),
 }
 
@@ -64,19 +89,24 @@ def table_of(matrix):
     return LAYOUT.flatten(LAYOUT.stack(jnp.asarray(matrix, jnp.float32), 0.0))
 
 
-def marginal(matrix, weights, features):
-    """A whole marginal by einsum, in double precision."""
-    firsts = np.cumsum((0, *SIZES[:-1]))
+def threshold(matrix, weights, features, least, sizes=SIZES):
+    """All thresholds of a set of features: the sum over which of them agree, in double precision."""
+    firsts = np.cumsum((0, *sizes[:-1]))
+    lines = [matrix[firsts[f] : firsts[f] + sizes[f]] for f in features]
     letters = "abcdef"[: len(features)]
-    lines = [matrix[firsts[f] : firsts[f] + SIZES[f]] for f in features]
-    return np.einsum(",".join(f"{x}r" for x in letters) + f",r->{letters}", *lines, weights)
+    sums = ",".join(f"{x}r" for x in letters) + f",r->{letters}"
+    patterns = [agree for agree in itertools.product((0, 1), repeat=len(features)) if sum(agree) >= least]
+    chosen = ([p if a else 1 - p for p, a in zip(lines, agree, strict=True)] for agree in patterns)
+    return sum(np.einsum(sums, *factors, weights) for factors in chosen)
 
 
 def expected(matrix, weights, tally):
-    if isinstance(tally, GroupBy):
-        return marginal(matrix, weights, tally.features)[tally.start : tally.stop].ravel()
-    cells = [marginal(matrix, weights, features).ravel() for features in tally.sets]
-    return np.array([cells[i][at] for i, at in zip(tally.which, tally.positions, strict=True)])
+    if isinstance(tally, tallies.Tests):
+        kinds = [threshold(matrix, weights, f, tally.needed(i)).ravel() for i, f in enumerate(tally.sets)]
+        return np.array([kinds[i][at] for i, at in zip(tally.which, tally.positions, strict=True)])
+    slab, least = (tally.slab, tally.least) if isinstance(tally, AtLeast) else (tally, len(tally.features))
+    spans = tuple(slice(start, start + size) for start, size in zip(slab.starts, slab.shape, strict=True))
+    return threshold(matrix, weights, slab.features, least)[spans].ravel()
 
 
 @pytest.mark.parametrize("name", TALLIES)
@@ -105,16 +135,65 @@ def test_both_shapes_of_tiles_and_the_gather_are_tried():
     assert {products.tile_shape(products.tiling(tally)) for tally in large} == set(products.TILES)
 
 
-@pytest.mark.parametrize("shape", products.TILES)
+@pytest.mark.parametrize("shape", [*products.TILES, (192, 512)])
 @pytest.mark.parametrize("name", [name for name, tally in TALLIES.items() if isinstance(tally, GroupBy)])
 def test_tiles_cover_a_marginal_once(name, shape):
-    matrix = products.tiling(TALLIES[name])
-    covered = np.zeros((matrix.rows, matrix.columns), int)
-    for cut in matrix.cuts(shape):
-        covered[cut] += 1
-    assert np.all(covered == 1)
-    values = np.arange(TALLIES[name].cells, dtype=float)
-    np.testing.assert_array_equal(matrix.as_values(matrix.as_matrix(values)), values)
+    tally = TALLIES[name]
+    matrix = products.tiling(tally)
+    assert matrix.rows == max(tally.shape)
+    values = np.arange(1.0, 1 + tally.cells)
+    tiles = matrix.as_tiles(values, shape)
+    assert tiles.shape == (np.prod(matrix.grid(shape)), *shape)
+    assert np.sort(tiles[tiles > 0]).tolist() == values.tolist()
+    np.testing.assert_array_equal(matrix.as_values(tiles), values)
+    left, right = matrix.lines(LAYOUT, shape, max(1, len(matrix.rest)))
+    (cells,) = products.gather(LAYOUT, tally, len(tally.features))
+    for tile, rows, columns in zip(tiles, left, right, strict=True):
+        for a, b in np.argwhere(tile > 0)[::97]:
+            wanted = set(cells.lines[int(tile[a, b]) - 1].tolist())
+            assert {int(rows[a]), *columns[:, b].tolist()} - {LAYOUT.one} == wanted
+        padded = (rows == LAYOUT.zero)[:, None] | (columns[0] == LAYOUT.zero)
+        np.testing.assert_array_equal(padded, tile == 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ((300, 60, 200), (320, 512)),
+        ((60, 200, 300), (320, 512)),
+        ((1000, 40, 40), (512, 512)),
+        ((1025, 40, 40), (384, 512)),
+        ((128, 128, 128), (128, 512)),
+        ((8,) * 7, (32, 128)),
+        ((300, 60), (32, 128)),
+    ],
+)
+def test_large_slabs_are_answered_in_tiles_as_tall_as_themselves(sizes, shape):
+    matrix = products.tiling(GroupBy(sizes, tuple(range(len(sizes))), 0, sizes[0]))
+    assert products.answer_shape(matrix) == shape
+    assert products.tile_shape(matrix) in products.TILES
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 65, 73, 200])
+def test_runs_answer_every_part_once_in_few_sizes(size):
+    seen = []
+
+    def doubled(part, other):
+        seen.append(len(part))
+        return jnp.asarray(2 * part + other)
+
+    found = products.in_runs(doubled, np.arange(size), np.ones(size, int))
+    np.testing.assert_array_equal(found, 2 * np.arange(size) + 1)
+    assert set(seen) <= set(products.RUNS)
+    assert len(seen) <= 7 + 7 + size // 64
+
+
+def test_large_slabs_are_those_of_brute_force(monkeypatch):
+    monkeypatch.setattr(products, "LARGE", 1)
+    matrix, weights = relaxed(5)
+    for name in ("large tiles", "a prefix before the largest", "three, the largest in the middle", "two of three"):
+        found = products.answers(LAYOUT, table_of(matrix), jnp.asarray(weights, jnp.float32), TALLIES[name])
+        np.testing.assert_allclose(found, expected(matrix, weights, TALLIES[name]), atol=1e-6)
 
 
 def measured(asked, seed=1):
@@ -122,38 +201,43 @@ def measured(asked, seed=1):
     generator = np.random.default_rng(seed)
     for tally in asked:
         precision = np.full(tally.cells, generator.uniform(0.5, 2.0))
-        yield goals.Measured(tally, generator.uniform(0, 0.1, tally.cells), precision)
+        yield goals.Measured(products.simplest(tally), generator.uniform(0, 0.1, tally.cells), precision)
 
 
 def goal_of(names):
     items = list(measured([TALLIES[name] for name in names]))
     wholes = [item for item in items if isinstance(item.tally, GroupBy) and not products.small(item.tally)]
     singles = [item for item in items if not any(item is whole for whole in wholes)]
-    factors = max(len(features) for item in items for features in item.tally.sets)
-    tiled = tuple(goals.tiled_goal(LAYOUT, wholes, shape, factors - 1) for shape in products.TILES)
-    return items, goals.Goals(goals.gathered_goal(LAYOUT, singles, factors), tiled)
+    factors = max(1, *(products.conjunction_factors(item.tally) for item in items))
+    tiled = tuple(goals.tiled_goal(LAYOUT, wholes, shape, max(1, factors - 1)) for shape in products.TILES)
+    return items, goals.Goals(goals.gathered_goals(LAYOUT, singles, factors), tiled)
 
 
 def naive_loss(table, weights, items):
-    """Half of chi^2 by products over listed cells, in plain jax."""
+    """Half of chi^2 by sums over which factors of listed cells agree, in plain jax."""
     total = 0.0
     for item in items:
-        factors = max(map(len, item.tally.sets))
-        lines = products.gather(LAYOUT, item.tally, factors).lines
-        answers = jnp.prod(table[lines], axis=1) @ weights
-        total += 0.5 * jnp.sum(item.precision * (answers - item.values) ** 2)
+        for queries in products.gather(LAYOUT, item.tally, max(1, products.conjunction_factors(item.tally))):
+            chances = table[queries.lines]
+            patterns = itertools.product((0, 1), repeat=queries.lines.shape[1])
+            wanted = [jnp.array(agree) for agree in patterns if sum(agree) >= queries.least]
+            agreeing = sum(jnp.prod(jnp.where(a[:, None], chances, 1 - chances), axis=1) for a in wanted)
+            residuals = agreeing @ weights - item.values[queries.places]
+            total += 0.5 * jnp.sum(item.precision[queries.places] * residuals**2)
     return total
 
 
 def loss(table, weights, goal):
     tiles = sum(products.tiled_loss(table, weights, tiled) for tiled in goal.tiled)
-    return products.gathered_loss(table, weights, goal.gathered) + tiles
+    return sum(products.gathered_loss(table, weights, gathered) for gathered in goal.gathered) + tiles
 
 
 SELECTIONS = (
     ("two, the larger last", "more columns than a tile", "a slab of the largest"),
     ("large tiles", "one large", "more rows than a tile", "two small", "single cells"),
     ("four", "a slab", "a thin slab", "three, the largest in the middle", "two, the larger first"),
+    ("single thresholds", "one of three, small", "two of three, small", "two of four, a slab"),
+    ("single thresholds", "a prefix", "one of one", "two of two", "a small prefix", "a prefix of the largest"),
 )
 
 
@@ -172,8 +256,9 @@ def test_losses_and_gradients_are_those_of_a_naive_loss(names):
     np.testing.assert_allclose(scaled[inside], 3 * np.asarray(slopes[0])[inside], rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradient_is_that_of_finite_differences():
-    items, goal = goal_of(SELECTIONS[2])
+@pytest.mark.parametrize("names", SELECTIONS[2:])
+def test_the_gradient_is_that_of_finite_differences(names):
+    items, goal = goal_of(names)
     matrix, weights = relaxed(9)
     slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(table_of(matrix), jnp.asarray(weights, jnp.float32), goal)
 
@@ -207,8 +292,10 @@ def test_unused_tiles_and_padded_queries_count_nothing():
     assert float(products.tiled_loss(table, weights, filled)) == pytest.approx(
         float(products.tiled_loss(table, weights, tiled)), rel=1e-6
     )
-    empty = goals.gathered_goal(LAYOUT, [], 3)
-    assert float(products.gathered_loss(table, weights, empty)) == 0
+    for least in (1, 2, 3):
+        empty = goals.gathered_goal(LAYOUT, [], 3, least)
+        assert float(products.gathered_loss(table, weights, empty)) == 0
+        np.testing.assert_array_equal(products.gather_answers(table, weights, empty.lines, least), 0)
 
 
 def test_a_workload_of_all_kinds_is_answered_piece_by_piece():
@@ -219,7 +306,7 @@ def test_a_workload_of_all_kinds_is_answered_piece_by_piece():
         products.answers(LAYOUT, table, jnp.asarray(weights, jnp.float32), piece.tally)
         for piece in workload.pieces(300)
     ]
-    wanted = [marginal(matrix, weights, features).ravel() for features in ((1, 3), (0,), (4, 5))]
+    wanted = [threshold(matrix, weights, f, len(f)).ravel() for f in ((1, 3), (0,), (4, 5))]
     assert len(pieces) > 3
     np.testing.assert_allclose(np.concatenate(pieces), np.concatenate(wanted), atol=1e-6)
     assert math.isclose(sum(map(np.sum, pieces)), 3, rel_tol=1e-4)
@@ -227,7 +314,8 @@ def test_a_workload_of_all_kinds_is_answered_piece_by_piece():
 
 def test_gathered_lines_are_those_of_each_cell():
     tally = TALLIES["a slab"]
-    lines = products.gather(LAYOUT, tally, 3).lines
+    (queries,) = products.gather(LAYOUT, tally, 3)
+    lines = queries.lines
     cells = list(itertools.product(range(7, 30), range(16)))
     assert [tuple(line) for line in lines] == [
         (LAYOUT.offsets[1] + a, LAYOUT.offsets[3] + b, LAYOUT.one) for a, b in cells
@@ -240,3 +328,129 @@ def test_measurements_weigh_by_their_precision():
     found = [item.precision.tolist() for item in goals.measured([measurement])]
     assert found[0] == pytest.approx([2.0] * 3)
     assert found[1] == pytest.approx([0.5] * 2)
+
+
+FEW = ((3, 5, 2, 4, 7, 6), (2, 2, 3, 2, 9, 2))
+"""Sizes of small tables, on which everything can be listed."""
+
+
+@st.composite
+def blocks(draw):
+    """Sizes, a set of one to five features, how many must agree, and a seed."""
+    sizes = draw(st.sampled_from(FEW))
+    features = tuple(draw(st.permutations(range(len(sizes))))[: draw(st.integers(1, 5))])
+    return sizes, features, draw(st.integers(1, len(features))), draw(st.integers(0, 99))
+
+
+def small_table(sizes, seed, rows=4):
+    """Relaxed rows of other sizes: layout, table, weights, and both in double precision."""
+    generator = np.random.default_rng(seed)
+    matrix = np.concatenate([generator.dirichlet(np.full(size, 0.5), rows).T for size in sizes])
+    weights = generator.dirichlet(np.ones(rows))
+    layout = Layout(sizes)
+    table = layout.flatten(layout.stack(jnp.asarray(matrix, jnp.float32), 0.0))
+    return (layout, table, jnp.asarray(weights, jnp.float32)), matrix, weights
+
+
+def agreeing_rows(codes, features, least, sizes):
+    """For each cell the rows that agree with it in enough features, one by one."""
+    cells = itertools.product(*(range(sizes[feature]) for feature in features))
+    return np.array([((codes[:, features] == cell).sum(axis=1) >= least).sum() for cell in cells])
+
+
+@given(blocks(), st.integers(1, 400))
+@settings(deadline=None, max_examples=40)
+def test_thresholds_on_relaxed_rows_are_expectations_over_draws(block, limit):
+    sizes, features, least, seed = block
+    model, matrix, weights = small_table(sizes, seed)
+    wanted = threshold(matrix, weights, features, least, sizes).ravel()
+    workload = Workload((Thresholds(sizes, (features,), least=least),))
+    (whole,) = (products.answers(*model, piece.tally) for piece in workload.pieces())
+    np.testing.assert_allclose(whole, wanted, atol=2e-6)
+    ids = np.random.default_rng(seed).permutation(workload.cells)[:limit]
+    (some,) = (products.answers(*model, piece.tally) for piece in workload.by_cell().take(ids).pieces())
+    np.testing.assert_allclose(some, wanted[ids], atol=1e-6)
+
+
+@given(blocks())
+@settings(deadline=None, max_examples=40)
+def test_thresholds_on_rows_are_counts_of_rows_that_agree(block):
+    sizes, features, least, seed = block
+    rows = 8
+    codes = np.stack([np.random.default_rng([seed, s]).integers(0, s, rows) for s in sizes], axis=1)
+    wanted = agreeing_rows(codes, list(features), least, sizes)
+    schema = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(sizes)))
+    source = TableSource(Table(codes.astype(np.int32), sizes), schema)
+    matrix = np.concatenate([np.eye(size)[:, column] for size, column in zip(sizes, codes.T, strict=True)])
+    layout = Layout(sizes)
+    table = layout.flatten(layout.stack(jnp.asarray(matrix, jnp.float32), 0.0))
+    whole = Workload((Thresholds(sizes, (features,), least=least),))
+    for workload in (whole, whole.by_cell().take(np.arange(whole.cells))):
+        for piece in workload.pieces():
+            np.testing.assert_array_equal(count(piece.tally, source), wanted)
+            found = products.answers(layout, table, jnp.full(rows, 1 / rows), piece.tally)
+            np.testing.assert_allclose(found * rows, wanted, atol=1e-5)
+
+
+@given(blocks(), st.integers(1, 300), st.booleans())
+@settings(deadline=None, max_examples=30)
+def test_slabs_are_slices_of_the_whole(block, limit, thresholds):
+    sizes, features, least, seed = block
+    model, matrix, weights = small_table(sizes, seed)
+    least = least if thresholds else len(features)
+    wanted = threshold(matrix, weights, features, least, sizes).ravel()
+    cut = list(slabs(sizes, features, limit))
+    for slab in cut[:: max(1, len(cut) // 6)]:
+        tally = AtLeast(slab, least) if thresholds else slab
+        found = products.answers(*model, tally)
+        np.testing.assert_allclose(found, wanted[slab.offset : slab.offset + slab.cells], atol=2e-6)
+
+
+@jax.jit
+def plain_products(table, weights, lines):
+    product = table[lines[:, 0]]
+    for factor in range(1, lines.shape[1]):
+        product = product * table[lines[:, factor]]
+    return product @ weights
+
+
+@pytest.mark.parametrize("order", range(1, 6))
+def test_thresholds_at_their_ends_are_conjunctions_and_disjunctions(order):
+    matrix, weights = relaxed(13)
+    table, weights = table_of(matrix), jnp.asarray(weights, jnp.float32)
+    lines = np.random.default_rng(0).choice(LAYOUT.lines, (500, order))
+    every = products.gather_answers(table, weights, lines, order)
+    np.testing.assert_array_equal(every, plain_products(table, weights, lines))
+    chances = np.asarray(table, np.float64)[lines]
+    some = (1 - np.prod(1 - chances, axis=1)) @ np.asarray(weights, np.float64)
+    np.testing.assert_allclose(products.gather_answers(table, weights, lines, 1), some, atol=5e-7, rtol=1e-6)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.data())
+@settings(deadline=None, max_examples=100)
+def test_the_tail_is_a_sum_over_which_events_happen(chances, data):
+    least = data.draw(st.integers(1, len(chances)))
+    patterns = [happens for happens in itertools.product((0, 1), repeat=len(chances)) if sum(happens) >= least]
+    wanted = math.fsum(
+        math.prod(p if one else 1 - p for p, one in zip(chances, happens, strict=True)) for happens in patterns
+    )
+    found = products.at_least(chances, least)
+    assert found == pytest.approx(wanted, rel=1e-14, abs=1e-300)
+    assert 0 <= found <= 1 + 1e-15
+
+
+def test_the_tail_costs_no_more_than_its_entries():
+    """At most k r steps, fewer where r is near to 1 or k: not one for each of 2^k outcomes."""
+    for order, least in itertools.product(range(1, 13), range(1, 13)):
+        if least <= order:
+            made = jax.make_jaxpr(lambda *p, least=least: products.at_least(p, least))(*[0.5] * order)
+            assert len(made.eqns) <= 4 * least * (order - least + 1)
+
+
+def test_small_answers_of_rare_thresholds_keep_their_digits():
+    """Nothing cancels: answers far below the precision of 1 are right to six digits."""
+    chances = np.array([1e-4, 2e-5, 3e-6, 5e-5, 1e-5], np.float32)
+    table, weights = jnp.asarray(chances[:, None]), jnp.ones(1)
+    found = float(products.gather_answers(table, weights, np.arange(5)[None], 3)[0])
+    assert found == pytest.approx(float(products.at_least(chances.astype(float).tolist(), 3)), rel=1e-6)
+    assert found < 1e-12

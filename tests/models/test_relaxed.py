@@ -20,6 +20,7 @@ from anamorph.models import goals
 from anamorph.models.relaxed import RelaxedProjection, RelaxedRows, information, objective, points
 from anamorph.models.simplex import Layout
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 from anamorph.schema import Schema
@@ -64,10 +65,16 @@ def answers(model, workload):
     return np.concatenate(list(model.answers(workload)))
 
 
+def blocks_of(item):
+    """The sigma and the number of cells of each run of a measurement's answers."""
+    for piece in item.workload.pieces():
+        yield item.sigma[piece.first : piece.first + piece.blocks], piece.tally.cells
+
+
 def chi_squared(model, measurements):
     found = 0.0
     for item in measurements:
-        sigma = np.repeat(item.sigma, item.workload.block_cells)
+        sigma = np.concatenate([np.broadcast_to(s, c) for s, c in blocks_of(item)])
         found += np.sum(((answers(model, item.workload) - item.values) / sigma) ** 2) / (2 * item.total)
     return found
 
@@ -327,12 +334,75 @@ def test_rounds_over_marginals_compile_only_where_a_power_of_two_is_passed():
     assert not all(grown)
 
 
-def test_popularity_is_the_product_of_one_way_answers():
-    model = RelaxedProjection(rows=9, row_weights=True).init((3, 2, 4), seed=1)
-    singles = [np.concatenate(list(model.answers(Workload((Marginals((3, 2, 4), ((f,),)),))))) for f in range(3)]
-    workload = Workload((Marginals((3, 2, 4), ((0, 1, 2), (2, 0))),))
-    found = np.concatenate(list(model.popularity(workload)))
-    expected = [np.einsum("a,b,c->abc", *singles).ravel(), np.outer(singles[2], singles[0]).ravel()]
-    np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-6)
-    with pytest.raises(ParameterError, match="whole marginals"):
-        list(model.popularity(workload.by_cell().take([1])))
+@pytest.mark.parametrize("row_weights", [False, True])
+def test_popular_are_the_one_way_answers(row_weights):
+    sizes = (3, 2, 40, 4)
+    estimator = RelaxedProjection(rows=9, row_weights=row_weights, steps=3)
+    model = estimator.init(sizes, seed=1)
+    ones = Workload((Marginals(sizes, tuple((feature,) for feature in range(4))),))
+    model = estimator.fit(model, [measure(ones, np.full(sum(sizes), 0.1))])
+    found = model.popular()
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, answers(model, ones), atol=1e-6)
+    np.testing.assert_allclose(np.add.reduceat(found, np.cumsum((0, *sizes[:-1]))), 1, atol=1e-5)
+
+
+TRIPLE = Workload((Thresholds(SIZES, ((0, 1, 2),), least=2), Thresholds(SIZES, ((0, 2), (1, 2)), least=1)))
+
+
+@pytest.mark.parametrize("estimator", [SPARSE, SOFT])
+@pytest.mark.parametrize("by_cell", [False, True])
+def test_thresholds_are_fitted(estimator, by_cell):
+    workload = TRIPLE.by_cell().take(np.arange(TRIPLE.cells)) if by_cell else TRIPLE
+    values = truth(workload)
+    np.testing.assert_allclose(values, truth(TRIPLE))
+    start = estimator.init(SIZES, seed=1)
+    fitted = estimator.fit(start, [measure(workload, values)])
+    check_model(fitted)
+    assert np.abs(answers(start, workload) - values).max() > 0.1
+    np.testing.assert_allclose(answers(fitted, workload), values, atol=5e-3)
+
+
+def test_the_objective_of_thresholds_is_chi_squared():
+    estimator = RelaxedProjection(rows=20, simplex="softmax", row_weights=True)
+    model = estimator.init(SIZES, seed=0)
+    singles = Workload((*TRIPLE.parts, *PAIRS.parts)).by_cell().take([3, 1, 25, 40, 50])
+    measurements = [
+        measure(PAIRS, truth(PAIRS), sigma=0.03),
+        measure(TRIPLE, truth(TRIPLE), sigma=0.02),
+        measure(singles, [0.3, 0.1, 0.5, 0.6, 0.2], sigma=0.1),
+    ]
+    layout = Layout(SIZES)
+    value = objective(estimator, layout, model.parameters, goals.build(layout, measurements))
+    assert float(value) == pytest.approx(chi_squared(model, measurements), rel=1e-4)
+
+
+def test_rounds_over_thresholds_compile_only_where_a_kind_is_new():
+    kinds = (
+        Thresholds(SIZES, ((0, 1), (0, 2), (1, 2)), least=1),
+        Thresholds(SIZES, ((0, 1, 2),), least=2),
+        Marginals(SIZES, ((0, 1), (0, 1, 2))),
+    )
+    workload = Workload(kinds).by_cell()
+    estimator = RelaxedProjection(rows=11, steps=7)
+    stops = np.cumsum([0, *(kind.cells for kind in kinds)])
+    spans = [np.arange(first, last) for first, last in itertools.pairwise(stops.tolist())]
+    rounds = [spans[0][:3], spans[0][5:9], spans[2][-3:], np.r_[spans[0][10], spans[2][1]], spans[1][:2]]
+    rest = np.setdiff1d(np.arange(workload.blocks), np.concatenate(rounds))
+    rounds += np.array_split(np.random.default_rng(0).permutation(rest), 6)
+    new = compilations(estimator, SIZES, workload, rounds)
+    assert [count > 0 for count in new] == [True, False, True, False, True] + [False] * 6
+
+
+@pytest.mark.parametrize("limit", [7, 1 << 22])
+def test_pieces_of_any_size_have_the_same_answers(limit):
+    model = RelaxedProjection(rows=9).init(SIZES, seed=1)
+    workload = Workload((*PAIRS.parts, *TRIPLE.parts, Marginals(SIZES, ((2, 1, 0),))), limit=limit)
+    found = [len(part) for part in model.answers(workload)]
+    assert max(found) <= limit
+    np.testing.assert_allclose(answers(model, workload), answers(model, replace(workload, limit=24)), atol=1e-6)
+
+
+def test_no_measurements_are_refused():
+    with pytest.raises(ParameterError, match="measurements must be at least one"):
+        SPARSE.fit(SPARSE.init(SIZES, seed=0), [])

@@ -40,11 +40,9 @@ def listed(queries, limit):
         single = piece.blocks == tally.cells
         assert single or piece.blocks == 1
         if isinstance(tally, GroupBy):
-            codes = [
-                (first, *rest)
-                for first in range(tally.start, tally.stop)
-                for rest in itertools.product(*(range(tally.sizes[f]) for f in tally.features[1:]))
-            ]
+            rest = tally.features[len(tally.prefix) + 1 :]
+            others = (range(tally.sizes[feature]) for feature in rest)
+            codes = itertools.product(*((code,) for code in tally.prefix), range(tally.start, tally.stop), *others)
             tests = [(tally.features, code) for code in codes]
         else:
             shapes = [[tally.sizes[f] for f in features] for features in tally.sets]
@@ -73,11 +71,12 @@ def test_pieces_cover_all_cells_in_order(queries, limit):
 
 @given(marginals(), st.integers(1, 400))
 @settings(deadline=None)
-def test_a_piece_is_at_most_the_limit_or_one_leading_value(queries, limit):
-    for piece in queries.pieces(limit):
-        tally = piece.tally
-        assert tally.cells <= limit or tally.stop - tally.start == 1
-        assert tally.cells > 0
+def test_a_piece_is_at_most_the_limit_and_few_suffice(queries, limit):
+    for marginal in range(queries.blocks):
+        cells = [piece.tally.cells for piece in queries.take([marginal]).pieces(limit)]
+        assert all(0 < number <= limit for number in cells)
+        whole = queries.block_cells[marginal]
+        assert len(cells) == 1 if whole <= limit else len(cells) <= 4 * whole / limit
 
 
 @given(marginals(), st.integers(1, 50), st.data())
@@ -110,8 +109,15 @@ def test_sizes_are_python_integers_of_any_size():
 def test_cells_of_cells_are_themselves():
     cells = Cells(Marginals((2, 3), ((0, 1),)))
     assert cells.by_cell() is cells
-    assert cells.blocks == 6
-    assert list(cells.block_cells) == [1] * 6
+    assert cells.measured() is cells
+    assert (cells.blocks, cells.cells, cells.largest_block) == (6, 6, 1)
+
+
+def test_more_single_cells_than_positions_are_refused():
+    sizes = (2**31,) * 3
+    with pytest.raises(WorkloadError, match=r"single queries \(9\.22e\+18\) must be fewer than 2\^63: take blocks"):
+        Marginals(sizes, ((0, 1), (1, 2))).by_cell()
+    assert Marginals(sizes, ((0, 1),)).by_cell().cells == 2**62
 
 
 @pytest.mark.parametrize(("columns", "k"), [(1, 1), (5, 1), (6, 3), (7, 7), (9, 4)])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +15,7 @@ from anamorph.columns import Codes
 from anamorph.curator.tallies import count
 from anamorph.errors import WorkloadError
 from anamorph.queries.marginals import Cells, Marginals
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.schema import Schema
 from anamorph.sources import TableSource
@@ -49,7 +54,7 @@ def answers(workload, limit=37):
 @st.composite
 def parts(draw):
     sets = tuple(draw(st.lists(st.sampled_from(SETS), min_size=1, max_size=4, unique=True)))
-    queries = Marginals(SIZES, sets)
+    queries = Thresholds(SIZES, sets, 1) if draw(st.booleans()) else Marginals(SIZES, sets)
     kind = draw(st.sampled_from(["whole", "cells", "chosen"]))
     if kind == "whole":
         return queries
@@ -61,7 +66,14 @@ def parts(draw):
     )
 
 
-WORKLOADS = st.lists(parts(), min_size=1, max_size=4).map(lambda found: Workload(tuple(found)))
+@st.composite
+def workloads(draw):
+    found = tuple(draw(st.lists(parts(), min_size=1, max_size=4)))
+    weights = st.lists(st.fractions("1/10", 10), min_size=len(found), max_size=len(found))
+    return Workload(found, weights=tuple(draw(weights)) if draw(st.booleans()) else ())
+
+
+WORKLOADS = workloads()
 
 
 @given(WORKLOADS, st.data())
@@ -72,7 +84,8 @@ def test_a_subset_answers_as_the_whole_does_at_its_ids(workload, data):
     taken = workload.take(ids)
     assert answers(taken) == [every[i] for i in ids]
     assert taken.blocks == len(ids)
-    assert taken.block_cells.tolist() == workload.block_cells[ids].tolist()
+    assert taken.cells == sum(len(every[i]) for i in ids)
+    assert taken.largest_block == max(part.largest_block for part in taken.parts)
     again = data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=10))
     assert answers(taken.take(again)) == [every[ids[i]] for i in again]
     cells = data.draw(st.lists(st.integers(0, taken.cells - 1), min_size=1, max_size=10))
@@ -86,8 +99,12 @@ def test_any_cut_gives_the_same_answers(workload, limit):
     assert answers(workload, limit) == answers(workload, 10**6)
     flat = [[number] for block in answers(workload) for number in block]
     assert answers(workload.by_cell(), limit) == flat
-    assert workload.cells == len(flat) == sum(workload.block_cells)
+    assert workload.cells == len(flat)
     assert workload.by_cell().blocks == len(flat)
+    assert all(piece.tally.cells <= limit for piece in workload.pieces(limit))
+    whole, own = replace(workload, limit=limit), [piece.tally.cells for piece in workload.pieces(limit)]
+    assert [piece.tally.cells for piece in whole.pieces()] == own
+    assert whole.digest == workload.digest
 
 
 def test_answers_are_those_of_the_rows():
@@ -142,3 +159,89 @@ def test_the_digest_is_of_queries_and_their_order():
     assert Workload((whole,)).digest == Workload((Marginals(SIZES, SETS),), spec="another text").digest
     cut = Workload((Marginals(SIZES, SETS[:2]), Marginals(SIZES, SETS[2:])))
     assert cut.digest == Workload((whole,)).digest
+
+
+def weights(workload):
+    """The weight of each block."""
+    found = [Fraction(0)] * workload.blocks
+    for piece in workload.pieces(5):
+        found[piece.first : piece.first + piece.blocks] = [piece.weight] * piece.blocks
+    return found
+
+
+@given(WORKLOADS, st.data())
+@settings(deadline=None)
+def test_a_block_keeps_its_weight(workload, data):
+    every = weights(workload)
+    ids = data.draw(st.lists(st.integers(0, workload.blocks - 1), min_size=1, max_size=10))
+    assert weights(workload.take(ids)) == [every[i] for i in ids]
+    assert bool(workload.take(ids).weights) == bool(workload.weights)
+    cells = [weight for weight, numbers in zip(every, answers(workload), strict=True) for _ in numbers]
+    assert weights(workload.by_cell()) == cells
+    if not workload.weights:
+        assert set(every) == {Fraction(1)}
+
+
+def test_the_digest_is_of_weights():
+    pair = (Marginals(SIZES, SETS[:2]), Thresholds(SIZES, SETS[2:4], 1))
+    made = [Workload(pair, weights=weights) for weights in ((), (1, 2), (2, 1), (2, 2), (Fraction(1, 2), 1))]
+    assert len({workload.digest for workload in made}) == len(made)
+    assert Workload(pair, weights=(Fraction(1), Fraction(1))).digest == made[0].digest
+
+
+@pytest.mark.parametrize("weights", [(1,), (1, 0), (1, -1), (1, 1, 1), (0, 0)])
+def test_faulty_weights_are_refused(weights):
+    with pytest.raises(WorkloadError, match="weights must be numbers above 0, one for each part"):
+        Workload((Marginals(SIZES, SETS[:1]), Marginals(SIZES, SETS[1:2])), weights=weights)
+
+
+@given(WORKLOADS)
+@settings(deadline=None)
+def test_what_is_measured_is_each_marginal_once_with_its_largest_weight(workload):
+    measured, wanted = workload.measured(), {}
+    for part, weight in zip(workload.parts, workload.weights or [Fraction(1)] * len(workload.parts), strict=True):
+        for features in getattr(part, "sets", ()):
+            wanted[features] = max(weight, wanted.get(features, Fraction(0)))
+    kept = zip(measured.parts, measured.weights or [Fraction(1)] * len(measured.parts), strict=True)
+    whole = [(part, weight) for part, weight in kept if isinstance(part, Marginals)]
+    listed = [features for part, _ in whole for features in part.sets]
+    assert {features: weight for part, weight in whole for features in part.sets} == wanted
+    assert len(listed) == len(set(listed))
+    assert not any(isinstance(part, Thresholds) or not part.blocks for part in measured.parts)
+    single = [part for part in workload.parts if isinstance(part, Cells)]
+    assert sum(isinstance(part, Cells) for part in measured.parts) == len(single)
+    assert measured.cells == sum(part.cells for part in single) + sum(part.cells for part, _ in whole)
+    assert measured.measured().digest == measured.digest
+    assert bool(measured.weights) == bool(workload.weights)
+    assert measured.limit == workload.limit
+
+
+def test_marginals_measured_for_thresholds_answer_them():
+    """By the cells with which a query agrees often enough."""
+    workload = Workload((Thresholds(SIZES, ((0, 1, 2),), 2),))
+    (cells,), (found,) = answers(workload.measured()), answers(workload)
+    codes = np.stack(np.unravel_index(np.arange(len(cells)), SIZES[:3]), axis=1)
+    agrees = np.sum(codes[:, None] == codes[None], axis=2) >= 2
+    assert found == (agrees @ np.array(cells)).tolist()
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 9])
+def test_marginals_over_fewer_features_may_be_measured_instead(order):
+    """All that are over `order` of a block's features, and smaller blocks as they are; each once."""
+    parts = (Thresholds(SIZES, ((0, 1, 2), (0, 2, 3)), 2), Marginals(SIZES, ((1,), (0, 1), (1, 2, 3))))
+    measured = Workload((*parts, Cells(parts[1])), weights=(Fraction(1), Fraction(2), Fraction(1))).measured(order)
+    whole = [
+        (part.sets, weight)
+        for part, weight in zip(measured.parts, measured.weights, strict=True)
+        if "sets" in vars(part)
+    ]
+    found = {features: weight for sets, weight in whole for features in sets}
+    wanted: dict[tuple[int, ...], int] = {}
+    for part, weight in zip(parts, (1, 2), strict=True):
+        for features in part.sets:
+            for smaller in itertools.combinations(features, min(order, len(features))):
+                wanted[smaller] = max(weight, wanted.get(smaller, 0))
+    assert found == wanted
+    assert sum(len(sets) for sets, _ in whole) == len(found)
+    assert sum(isinstance(part, Cells) for part in measured.parts) == 1
+    assert measured.measured(order).digest == measured.digest

@@ -133,14 +133,14 @@ def round_up(value: Fraction) -> float:
     return -round_down(-value) + 0.0
 
 
-def gaussian_sigma(squared_sensitivity: int, rho: float) -> float:
+def gaussian_sigma(squared_sensitivity: int | Fraction, rho: float) -> float:
     """Returns the least float sigma with squared_sensitivity <= 2 rho sigma² in exact arithmetic.
 
     The (discrete) Gaussian mechanism of that sigma is rho-zCDP for a query whose L2 sensitivity, squared, is
     `squared_sensitivity`: Canonne, Kamath & Steinke 2020; sigma = Delta / sqrt(2 rho).
     """
     _check_rho(rho)
-    _check(squared_sensitivity >= 1, "squared_sensitivity", squared_sensitivity, "at least 1")
+    _check(squared_sensitivity > 0, "squared_sensitivity", float(squared_sensitivity), "above 0")
     sigma = math.sqrt(squared_sensitivity / 2) / math.sqrt(rho) * (1 - 2.0**-50)  # a little too small
     while 2 * Fraction(rho) * Fraction(sigma) ** 2 < squared_sensitivity:
         sigma = math.nextafter(sigma, math.inf)

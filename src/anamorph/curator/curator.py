@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale
+from anamorph.curator.candidates import Prior
+from anamorph.curator.contest import Comparison, Pool
+from anamorph.curator.estimates import Estimate, RelaxedTable, RowTable
 from anamorph.curator.ledger import Ledger, Run
 from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
 from anamorph.curator.purse import Purse
-from anamorph.curator.scores import GRID, SCORES, AbsoluteError, Score, errors
+from anamorph.curator.rowwise import RowFunction
+from anamorph.curator.scores import GRID, SCORES, AbsoluteError, L1Error, Score, errors, times
 from anamorph.curator.tallies import (
     Counts,
     GroupBy,
     Tally,
-    cells_asked,
     check_tally,
     count,
+    grid,
+    numbers_asked,
     squared_sensitivity,
 )
 from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError, WorkloadError
@@ -32,7 +38,11 @@ from anamorph.release import Measurement, Privacy, Spend
 from anamorph.schema import Schema
 
 if TYPE_CHECKING:
+    from anamorph.queries.piece import Piece
     from anamorph.queries.workload import Workload
+
+WHOLE = 1 << 62
+"""A limit on pieces that cuts no block."""
 
 CACHE_BYTES = 256 << 20
 """How much memory the curator keeps for counts that are asked again."""
@@ -40,8 +50,8 @@ CACHE_BYTES = 256 << 20
 LARGEST_ANSWER = 100_000_000
 """The most numbers of one measurement: what a ledger can store as one record."""
 
-LARGEST_LEAN = 100
-"""The largest logarithm of a weight of a prior."""
+FINEST = 1 << 10
+"""The resolution of weights in a selection."""
 
 TOTAL_SHARE = 0.02
 """The share of the budget that measures the number of rows, where that is private."""
@@ -148,93 +158,123 @@ class Curator:
         sigma = Delta / sqrt(2 rho) in counts, with Delta the joint L2 sensitivity of all numbers of the workload. By
         block, Delta^2 is the number of blocks times that of one block, as in the papers: never less noise.
         """
-        total, rho, tallies = self.total, float(rho), self._tallies(workload)
+        total, rho, pieces = self.total, float(rho), self._pieces(workload)
         if workload.cells > LARGEST_ANSWER:
             raise WorkloadError(
                 f"a measurement ({workload.cells} queries) must have at most {LARGEST_ANSWER}: split it"
             )
-        squared = squared_sensitivity(tallies, self.neighbours)
+        tallies, weights = [piece.tally for piece in pieces], [piece.weight for piece in pieces]
+        squared = squared_sensitivity(tallies, self.neighbours, weights)
         if compose == "by block":
-            squared = max(squared, workload.blocks)
-        sigma = gaussian_sigma(squared, rho)
-        noise = discrete_gaussian(workload.cells, sigma, self._bits)  # drawn before the charge: it looks at nothing
-        what = f"{workload.cells} queries in {workload.blocks} blocks, sigma {sigma:.6g}"
+            squared = max(squared, sum((piece.weight * piece.blocks for piece in pieces), Fraction(0)))
+        sigmas = {weight: gaussian_sigma(squared / weight, rho) for weight in sorted(set(weights))}
+        unit = max(map(grid, tallies))
+        noise = [  # drawn before the charge: it looks at nothing
+            discrete_gaussian(piece.tally.cells, sigmas[piece.weight] * 2.0**unit, self._bits) for piece in pieces
+        ]
+        what = f"{workload.cells} queries in {workload.blocks} blocks, sigma {min(sigmas.values()):.6g}"
         answer = self._charge("measure", rho, what, (workload.digest, compose))
         if answer is None:
             self._cache.prepare(tallies)
-            answer = noise + np.concatenate([count(tally, self._cache) for tally in tallies])
+            exact = (count(tally, self._cache) << (unit - grid(tally)) for tally in tallies)
+            answer = np.concatenate([number + random for number, random in zip(exact, noise, strict=True)])
             self._run.store(answer.tobytes())
-        return Measurement(workload, answer / total, np.full(workload.blocks, sigma / total), total)
+        sigma = np.concatenate([np.full(piece.blocks, sigmas[piece.weight] / total) for piece in pieces])
+        return Measurement(workload, answer / 2.0**unit / total, sigma, total)
 
     def select(
         self,
         workload: Workload,
-        estimate: Iterable[NDArray[np.floating]],
+        estimate: Estimate | Iterable[NDArray[np.floating]],
         *,
         rho: float,
         k: int = 1,
         score: Score = AbsoluteError(),  # noqa: B008 - frozen
         exclude: ArrayLike = (),
-        prior: Iterable[NDArray[np.floating]] | None = None,
+        prior: Prior | None = None,
     ) -> NDArray[np.int64]:
         """Returns the ids of k blocks with large error, best first: rho-zCDP.
 
         One-shot top-k: the k largest of score + Gumbel(beta), beta = Delta sqrt(k / (2 rho)), are k rounds of the
-        exponential mechanism by peeling. The estimate is public: an array for each piece of the workload.
+        exponential mechanism by peeling. The score of a block is its error times its weight relative to the largest.
 
-        A prior, public too, weighs the candidates: it holds the logarithm of a weight for each single query, and a
-        query is drawn in proportion to weight * exp(score / beta). It costs nothing, since it is the same for
-        neighbours; where it says rightly which queries may matter, it spares the noise of all the others.
+        The estimate is public: an array for each piece of the workload, or, for single queries, a table. With a table
+        no query is listed that need not be (candidates.py), so their number hardly matters; and a prior, public too,
+        may weigh the candidates: a query is drawn in proportion to weight * exp(score / beta). It costs nothing,
+        since it is the same for neighbours; where it says rightly which queries may matter, it spares the noise of
+        all the others.
         """
-        _, rho, tallies = self.total, float(rho), self._tallies(workload)
+        _, rho, pieces = self.total, float(rho), self._pieces(workload)
         excluded = np.unique(np.asarray(exclude, np.int64))
-        check_blocks(workload, score, excluded)
-        if prior is not None and workload.blocks != workload.cells:
-            raise WorkloadError("prior must be used on single queries")
+        table = isinstance(estimate, RowTable | RelaxedTable)
+        if table and (workload.blocks != workload.cells or type(score) is not AbsoluteError):
+            raise WorkloadError("estimate must be arrays, not a table, where blocks of several queries are selected")
+        if prior is not None and not table:
+            raise WorkloadError("prior must come with single queries and a table as the estimate")
+        if table:
+            check_table(estimate, prior, pieces, self.schema.sizes)
+        streamed = [] if table else list(workload.pieces())
+        for piece in streamed:
+            check_tally(piece.tally, self.schema.sizes)
+        check_blocks(streamed, score)
+        if excluded.size and not (excluded[0] >= 0 and excluded[-1] < workload.blocks):
+            raise WorkloadError(f"exclude must be ids from 0 to {workload.blocks - 1}")
         if not 1 <= k <= workload.blocks - excluded.size:
             raise WorkloadError(
                 f"k ({k}) must be from 1 to {workload.blocks - excluded.size}, the number of blocks left to select"
             )
-        scale = gumbel_scale(score.sensitivity(self.neighbours) << GRID, k, rho)
+        shares = relative([piece.weight for piece in pieces])
+        scale = max(gumbel_scale(score.sensitivity(self.neighbours) * max(shares.values()) << GRID, k, rho), 2.0)
         request = (workload.digest, k, type(score).__name__, hashlib.sha256(excluded.tobytes()).hexdigest())
         what = f"{k} of {workload.blocks - excluded.size} blocks by {type(score).__name__}"
         answer = self._charge("select", rho, what, request)
         if answer is None:
-            self._cache.prepare(tallies)
-            scores = self._scores(workload, estimate, score, excluded)
-            if prior is not None:
-                scores = leaning(scores, prior, scale)
-            answer = top_k(scores, k, scale, self._bits)
+            self._cache.prepare([piece.tally for piece in pieces])
+            if isinstance(estimate, RowTable | RelaxedTable):
+                compared = Comparison(self._cache, estimate, self.total, scale, prior)
+                pool = Pool(list(compared.contests(pieces, [shares[piece.weight] for piece in pieces])), excluded)
+                answer = pool.draw(k, scale, self._bits)
+            else:
+                answer = top_k(self._scores(streamed, estimate, score, excluded, shares), k, scale, self._bits)
             self._run.store(answer.tobytes())
         return answer
 
-    def _tallies(self, workload: Workload) -> list[Tally]:
-        """Returns the tallies of a workload, after checking each: what a query class says is not believed."""
-        tallies = [piece.tally for piece in workload.pieces()]
-        for tally in tallies:
-            check_tally(tally, self.schema.sizes)
-        if sum(tally.cells for tally in tallies) != workload.cells:
+    def _pieces(self, workload: Workload) -> list[Piece]:
+        """Returns the pieces of a workload, after checking each: what a query class says is not believed."""
+        pieces, following, cells = list(workload.pieces(WHOLE)), 0, 0
+        for piece in pieces:
+            check_tally(piece.tally, self.schema.sizes)
+            if piece.first != following or piece.blocks not in (1, piece.tally.cells) or not piece.weight > 0:
+                raise WorkloadError("a piece must be of single queries, or of one block, in the order of their ids")
+            following, cells = piece.first + piece.blocks, cells + piece.tally.cells
+        if (following, cells) != (workload.blocks, workload.cells):
             raise WorkloadError("a workload's pieces must be all of its queries")
-        return tallies
+        return pieces
 
     def _scores(
-        self, workload: Workload, estimate: Iterable[NDArray[np.floating]], score: Score, excluded: NDArray[np.int64]
+        self,
+        pieces: Sequence[Piece],
+        estimate: Iterable[NDArray[np.floating]],
+        score: Score,
+        excluded: NDArray[np.int64],
+        shares: Mapping[Fraction, int],
     ) -> Iterator[NDArray[np.int64]]:
         """Yields the score of each block in order: single cells a piece at a time, a larger block when it is whole."""
-        block, merged = -1, 0
-        for piece, guess in zip(workload.pieces(), estimate, strict=True):
+        block, merged, share = -1, 0, 1
+        for piece, guess in zip(pieces, estimate, strict=True):
             if guess.shape != (piece.tally.cells,):
                 raise ParameterError(f"estimate {guess.shape} must have {piece.tally.cells} numbers for this piece")
-            wrong = errors(count(piece.tally, self._cache), guess, self.total)
+            wrong = errors(count(piece.tally, self._cache), guess, self.total, grid(piece.tally))
             if piece.first != block and block >= 0:
-                yield without(np.array([merged]), block, excluded)
+                yield without(times(np.array([merged]), share), block, excluded)
                 block, merged = -1, 0
+            share = shares[piece.weight]
             if piece.blocks > 1:
-                yield without(wrong, piece.first, excluded)
+                yield without(times(wrong, share), piece.first, excluded)
             else:
                 block, merged = piece.first, score.merge(wrong, merged)
         if block >= 0:
-            yield without(np.array([merged]), block, excluded)
+            yield without(times(np.array([merged]), share), block, excluded)
 
     def _measure_total(self) -> float:
         rho = self._run.remaining * TOTAL_SHARE
@@ -267,18 +307,31 @@ def check_request(schema: Schema, neighbours: str) -> None:
         )
 
 
-def check_blocks(workload: Workload, score: Score, excluded: NDArray[np.int64]) -> None:
+def check_table(estimate: object, prior: object, pieces: Iterable[Piece], sizes: tuple[int, ...]) -> None:
+    """Refuses a table over other columns, and foreign types: which cells are asked of a table is private."""
+    if type(estimate) not in (RowTable, RelaxedTable) or type(prior) not in (Prior, type(None)):
+        raise ParameterError("estimate must be a RowTable or a RelaxedTable, and prior a Prior")
+    if isinstance(estimate, RelaxedTable) and estimate.sizes != sizes:
+        raise ParameterError("estimate must be a table over the columns of this schema")
+    known = estimate.functions if isinstance(estimate, RelaxedTable) else {}
+    asked = [piece.tally.function for piece in pieces if isinstance(piece.tally, RowFunction)]
+    if not all(np.shape(known.get(function, 0)) == (function.count,) for function in asked):
+        raise ParameterError("estimate must hold the answers of the workload's functions")
+    if isinstance(prior, Prior):
+        prior.check(sizes)
+
+
+def check_blocks(pieces: Iterable[Piece], score: Score) -> None:
     """Refuses what the sensitivity of a score does not cover.
 
     Ids run through the pieces without a gap; a piece is of single cells, each a block, or of one block; the pieces of
-    one block are disjoint slabs of one marginal; and only a score of blocks is used on blocks of several cells.
+    one block are disjoint slabs of one marginal, threshold or function; only a score of blocks is used on blocks of
+    several cells, and only marginals, whose cells are disjoint, by the sum of their errors.
     """
     if type(score) not in SCORES:
         raise ParameterError(f"score must be one of {', '.join(kind.__name__ for kind in SCORES)}")
-    if excluded.size and not (excluded[0] >= 0 and excluded[-1] < workload.blocks):
-        raise WorkloadError(f"exclude must be ids from 0 to {workload.blocks - 1}")
     following, slabs = 0, {}
-    for piece in workload.pieces():
+    for piece in pieces:
         single = piece.blocks == piece.tally.cells
         continued = piece.blocks == 1 and piece.first == following - 1 and piece.first in slabs
         if not (single or piece.blocks == 1) or not (continued or piece.first == following):
@@ -288,22 +341,20 @@ def check_blocks(workload: Workload, score: Score, excluded: NDArray[np.int64]) 
         following = piece.first + piece.blocks
     for tallies in slabs.values():
         several = len(tallies) > 1 or tallies[0].cells > 1
-        if several and (type(score) is AbsoluteError or not all(isinstance(tally, GroupBy) for tally in tallies)):
-            raise WorkloadError("a block of several queries must be a whole marginal, selected by L1Error or MaxError")
-        if several and len(cells_asked(tallies)) > 1:
-            raise WorkloadError("a block must be of one marginal")
+        if several and type(score) is AbsoluteError:
+            raise WorkloadError("a block of several queries must be selected by L1Error or MaxError")
+        if several and type(score) is L1Error and not all(isinstance(tally, GroupBy) for tally in tallies):
+            raise WorkloadError("a block of several queries that is not a marginal must be selected by MaxError")
+        if several and len(numbers_asked(tallies, [Fraction(1)] * len(tallies))) > 1:
+            raise WorkloadError("a block must be of one marginal, one threshold or one function")
 
 
-def leaning(
-    scores: Iterable[NDArray[np.int64]], prior: Iterable[NDArray[np.floating]], scale: float
-) -> Iterator[NDArray[np.int64]]:
-    """Yields scores of single queries, each plus scale times the logarithm of its public weight."""
-    for found, weights in zip(scores, prior, strict=True):
-        logarithms = np.asarray(weights, np.float64)
-        if logarithms.shape != found.shape or not np.all(np.abs(logarithms) <= LARGEST_LEAN):
-            raise ParameterError(f"prior must be {found.size} numbers from -{LARGEST_LEAN} to {LARGEST_LEAN} here")
-        added = np.rint(logarithms * min(scale, 2.0**52)).astype(np.int64)
-        yield np.where(found == EXCLUDED, EXCLUDED, found + added)
+def relative(weights: Iterable[Fraction]) -> dict[Fraction, int]:
+    """Returns what errors of each weight are multiplied by in scores: 1 for equal weights, else up to FINEST."""
+    distinct = sorted(set(weights))
+    if len(distinct) == 1:
+        return {distinct[0]: 1}
+    return {weight: max(1, round(weight / distinct[-1] * FINEST)) for weight in distinct}
 
 
 def without(scores: NDArray[np.int64], first: int, excluded: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -327,6 +378,10 @@ class _Cache:
         for _ in self._count(wanted):
             if self._bytes > CACHE_BYTES:
                 break
+
+    def batches(self) -> Iterator[NDArray[np.int32]]:
+        """Yields the encoded rows."""
+        return self._source.batches()
 
     def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yields the non-empty cells of each marginal and their counts."""

@@ -25,15 +25,25 @@ LARGEST = 1 << 61
 """A bound on scores, in grid units: far above n for any table, and safe in 64 bits."""
 
 
-def errors(counts: NDArray[np.int64], estimate: NDArray[np.floating], total: float) -> NDArray[np.int64]:
-    """Returns |count - total * estimate| in grid units; the estimate is public, and rounded before the comparison."""
+def errors(
+    counts: NDArray[np.int64], estimate: NDArray[np.floating], total: float, digits: int = 0
+) -> NDArray[np.int64]:
+    """Returns |count - total * estimate| in grid units; the estimate is public, and rounded before the comparison.
+
+    Counts are in units of 2^-digits.
+    """
     scaled = np.asarray(estimate, np.float64) * total
     if not np.all(np.isfinite(scaled)):
         raise ParameterError("estimate must be finite numbers")
     bound = float(1 << (61 - GRID))
     expected = np.rint(np.clip(scaled, -bound, bound) * float(1 << GRID)).astype(np.int64)
-    expected -= counts << GRID
+    expected -= counts << (GRID - digits)
     return np.abs(expected, out=expected)
+
+
+def times(scores: NDArray[np.int64], share: int) -> NDArray[np.int64]:
+    """Returns scores times a share; those whose product might overflow are clamped before."""
+    return np.minimum(scores, LARGEST // share) * share
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,34 @@
 """Tallies: the closed set of ways in which private rows are counted, each with its sensitivity.
 
 A tally is a public description; query classes compile to tallies, the curator alone executes them, and a model
-answers the same tallies on its own rows. A row adds 0 or 1 to each number of a tally, so the numbers are exact
-integers and their sensitivity follows from the kind of tally alone:
+answers the same tallies on its own rows. The sensitivity of a tally follows from its kind alone:
 
-- `GroupBy`: a slab of one marginal. Every row falls in at most one cell. One row added or removed changes one number
-  by 1; one row replaced moves a unit from one cell to another: squared L2 sensitivity 1 and 2.
-- `Tests`: single cells, each of some marginal. A row holds at most one of the cells of the same marginal, so c cells
-  of one marginal contribute 1 (add-remove) or min(c, 2) (replace), and marginals add up.
+- `GroupBy`: a slab of one marginal. Every row falls in at most one cell.
+- `AtLeast`: the same cells as thresholds: a row adds 1 to every cell that it agrees with in at least r features.
+- `Tests`: single cells, each of some marginal, with the number of features that must agree.
+- `RowFunction` (rowwise.py): a function of one row, with values in [0, 1].
+
+A row adds 1 to at most h of the cells of one block, h = 1 for a marginal (see `held`). One row added or removed
+changes at most h numbers by 1, one row replaced at most 2 h; so c numbers of one block contribute min(c, h) or
+min(c, 2 h) to the squared L2 sensitivity, and blocks add up. Values of a function contribute 1 each.
 
 A new query class needs no privacy review; a new tally does.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.rowwise import RowFunction, Rowwise, sums
+from anamorph.curator.scores import GRID
 from anamorph.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -30,18 +37,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupBy:
-    """The cells of one marginal whose first feature has a code from `start` to `stop` - 1, in C order."""
+    """A slab of one marginal, in C order.
+
+    Its leading features have the codes of `prefix`, the next one a code from `start` to `stop` - 1, the others any.
+    """
 
     sizes: tuple[int, ...]
     """The sizes of all columns."""
     features: tuple[int, ...]
     start: int
     stop: int
+    prefix: tuple[int, ...] = ()
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first code of each feature."""
+        return (*self.prefix, self.start, *(0 for _ in self.features[len(self.prefix) + 1 :]))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of codes of each feature."""
-        return (self.stop - self.start, *(self.sizes[feature] for feature in self.features[1:]))
+        others = (self.sizes[feature] for feature in self.features[len(self.prefix) + 1 :])
+        return (*(1 for _ in self.prefix), self.stop - self.start, *others)
 
     @property
     def cells(self) -> int:
@@ -56,48 +73,154 @@ class GroupBy:
     @property
     def offset(self) -> int:
         """The position, in the whole marginal, of the first cell."""
-        return self.start * (self.cells // max(self.stop - self.start, 1))
+        position = 0
+        for feature, code in zip(self.features, self.starts, strict=True):
+            position = position * self.sizes[feature] + code
+        return position
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The cells of a slab as thresholds: how many rows agree with each in at least `least` of its features."""
+
+    slab: GroupBy
+    least: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all columns."""
+        return self.slab.sizes
+
+    @property
+    def cells(self) -> int:
+        """How many numbers the tally has."""
+        return self.slab.cells
+
+    @property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        """The feature sets to group by: the features and all their subsets of at least `least`."""
+        return tuple(tuple(self.slab.features[axis] for axis in axes) for axes, _ in self.terms())
+
+    def terms(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Yields (axes, coefficient): the numbers are the sum of these sub-marginals, broadcast over the other axes.
+
+        By inclusion-exclusion, a row that agrees in u features is counted sum_j (-1)^(j-r) C(j-1, r-1) C(u, j) = 1
+        times if u >= r, and 0 times if not.
+        """
+        order = len(self.slab.features)
+        for size in range(self.least, order + 1):
+            coefficient = (-1) ** (size - self.least) * math.comb(size - 1, self.least - 1)
+            for axes in itertools.combinations(range(order), size):
+                yield axes, coefficient
+
+    def broadcast(self, numbers: Callable[[GroupBy], NDArray], dtype: type) -> NDArray:
+        """Returns the numbers of the tally, of `dtype`, from those of slabs of its sub-marginals."""
+        total = np.zeros(self.slab.shape, dtype)
+        for axes, coefficient in self.terms():
+            part = narrowed(self.slab, axes)
+            shape = [size if axis in axes else 1 for axis, size in enumerate(self.slab.shape)]
+            total += coefficient * numbers(part).reshape(shape)
+        return total.ravel()
+
+
+def narrowed(slab: GroupBy, axes: tuple[int, ...]) -> GroupBy:
+    """Returns the slab of a sub-marginal: the features at `axes`, with the codes that they have in the slab."""
+    features = tuple(slab.features[axis] for axis in axes)
+    fixed = tuple(axis for axis in axes if axis < len(slab.prefix))
+    prefix = tuple(slab.prefix[axis] for axis in fixed)
+    if len(prefix) == len(features):
+        return GroupBy(slab.sizes, features, prefix[-1], prefix[-1] + 1, prefix[:-1])
+    first = axes[len(fixed)]
+    start, stop = (slab.start, slab.stop) if first == len(slab.prefix) else (0, slab.sizes[slab.features[first]])
+    return GroupBy(slab.sizes, features, start, stop, prefix)
 
 
 @dataclass(frozen=True, eq=False)
 class Tests:
-    """Single cells: query j is cell `positions[j]` of the marginal over `sets[which[j]]`."""
+    """Single cells: query j asks for agreement with cell `positions[j]` of the marginal over `sets[which[j]]`."""
 
     sizes: tuple[int, ...]
     sets: tuple[tuple[int, ...], ...]
     which: NDArray[np.int64]
     positions: NDArray[np.int64]
+    least: tuple[int, ...] | None = None
+    """For each set, how many of its features must agree; without it all must."""
 
     @property
     def cells(self) -> int:
         """How many numbers the tally has."""
         return self.which.size
 
+    def needed(self, index: int) -> int:
+        """Returns how many features of a set must agree."""
+        return len(self.sets[index]) if self.least is None else self.least[index]
+
     def codes(self, index: int) -> NDArray[np.int64]:
-        """Returns, for the queries of one set, the code that each of its features must have: queries by features."""
-        shape = tuple(self.sizes[feature] for feature in self.sets[index])
-        return np.stack(np.unravel_index(self.positions[self.which == index], shape), axis=1)
+        """Returns, for the queries of one set, the code that each of its features should have: queries by features."""
+        return codes_of(self.sizes, self.sets[index], self.positions[self.which == index])
 
 
-Tally = GroupBy | Tests
+def codes_of(sizes: tuple[int, ...], features: tuple[int, ...], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the codes of cells of a marginal: cells by features."""
+    shape = tuple(sizes[feature] for feature in features)
+    return np.stack(np.unravel_index(positions, shape), axis=1)
+
+
+Tally = GroupBy | AtLeast | Tests | RowFunction
+
+
+Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise
+"""What numbers of several tallies may have in common: (sizes, features, how many must agree), or a function."""
 
 
 class Counts(Protocol):
-    """What a tally needs of a source of rows: the non-empty cells of marginals, positions ascending, and counts."""
+    """What a tally needs of a source of rows.
+
+    For marginals, their non-empty cells, positions ascending, and counts; for functions, the encoded rows in batches.
+    """
 
     def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]: ...
+    def batches(self) -> Iterator[NDArray[np.int32]]: ...
 
 
 def count(tally: Tally, source: Counts) -> NDArray[np.int64]:
-    """Returns the exact numbers of a tally."""
+    """Returns the exact numbers of a tally, in units of 2^-`grid(tally)`."""
+    if isinstance(tally, RowFunction):
+        return sums(tally.function, source.batches(), tally.chosen)
+    if isinstance(tally, AtLeast):
+        return tally.broadcast(lambda part: count(part, source), np.int64)
     numbers = np.zeros(tally.cells, np.int64)
     for index, (cells, counts) in enumerate(source.counts(tally.sets)):
         if isinstance(tally, GroupBy):
             first, last = np.searchsorted(cells, (tally.offset, tally.offset + tally.cells))
             numbers[cells[first:last] - tally.offset] = counts[first:last]
-        else:
+        elif tally.needed(index) == len(tally.sets[index]):
             asked = np.flatnonzero(tally.which == index)
             numbers[asked] = look_up(cells, counts, tally.positions[asked])
+        else:
+            rows = codes_of(tally.sizes, tally.sets[index], cells)
+            numbers[tally.which == index] = agreeing(rows, counts, tally.codes(index), tally.needed(index))
+    return numbers
+
+
+def grid(tally: Tally) -> int:
+    """Returns the binary digits after the point of a tally's numbers."""
+    return GRID if isinstance(tally, RowFunction) else 0
+
+
+def agreeing(
+    rows: NDArray[np.int64], counts: NDArray[np.int64], wanted: NDArray[np.int64], least: int
+) -> NDArray[np.int64]:
+    """Returns, for each wanted combination, how many rows agree with it in at least `least` features.
+
+    Rows are listed once, with their counts; both are arrays of codes, one line each.
+    """
+    numbers = np.empty(wanted.shape[0], np.int64)
+    for query, codes in enumerate(wanted):
+        alike = np.zeros(rows.shape[0], np.int8)
+        for feature, code in enumerate(codes):
+            alike += rows[:, feature] == code
+        numbers[query] = counts[alike >= least].sum()
     return numbers
 
 
@@ -109,52 +232,98 @@ def look_up(cells: NDArray[np.int64], counts: NDArray[np.int64], positions: NDAr
     return np.where(cells[place] == positions, counts[place], 0)
 
 
-def squared_sensitivity(tallies: Iterable[Tally], relation: Relation) -> int:
-    """Returns the square of the joint L2 sensitivity of the numbers of some tallies, in counts.
+def squared_sensitivity(
+    tallies: Sequence[Tally], relation: Relation, weights: Sequence[Fraction] | None = None
+) -> Fraction:
+    """Returns the square of the joint L2 sensitivity of tallies, each scaled by the root of its weight, in counts.
 
-    The sum over the distinct marginals of min(cells asked of it, 1 or 2): see the head of this module. It holds only if
-    no cell is asked twice, so that is refused.
+    The sum over blocks of weight * min(numbers asked, h or 2 h): see the head of this module. It holds only if no
+    number is asked twice of one block, so that is refused.
     """
     most = 1 if relation == "add-remove" else 2
-    return sum(min(asked, most) for asked in cells_asked(tallies).values())
+    found = numbers_asked(tallies, weights or [Fraction(1)] * len(tallies)).items()
+    return sum((weight * min(asked, most * held(block)) for (block, weight), asked in found), start=Fraction(0))
 
 
-def cells_asked(tallies: Iterable[Tally]) -> dict[tuple[int, ...], int]:
-    """Returns how many cells of each marginal are asked; refuses a cell that is asked twice."""
-    spans: dict[tuple[int, ...], list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
-    for tally in tallies:
-        for features, span in spans_of(tally):
-            spans.setdefault(features, []).append(span)
+def held(block: Block) -> int:
+    """Returns to how many numbers of a block one row can add.
+
+    With at least r of k features in agreement: sum over subsets U of r or more of the product of (size - 1) over the
+    features outside U; 1 for r = k. A function may add to all of its values.
+    """
+    if isinstance(block, Rowwise):
+        return block.count
+    sizes, features, least = block
+    ways = [1] + [0] * len(features)  # ways[u]: how many cells agree with a row in u of the features so far
+    for feature in features:
+        ways = [ways[u] * (sizes[feature] - 1) + (ways[u - 1] if u else 0) for u in range(len(ways))]
+    return sum(ways[least:])
+
+
+def numbers_asked(tallies: Sequence[Tally], weights: Sequence[Fraction]) -> dict[tuple[Block, Fraction], int]:
+    """Returns how many numbers of each block are asked; refuses a number that is asked twice."""
+    spans: dict[tuple[Block, Fraction], list[tuple[NDArray[np.int64], NDArray[np.int64]]]] = {}
+    for tally, weight in zip(tallies, weights, strict=True):
+        for block, span in spans_of(tally):
+            spans.setdefault((block, weight), []).append(span)
     asked = {}
-    for features, found in spans.items():
+    for key, found in spans.items():
         starts, stops = (np.concatenate(ends) for ends in zip(*found, strict=True))
         order = np.argsort(starts)
         if np.any(stops[order][:-1] > starts[order][1:]):
-            raise WorkloadError("a cell must be asked once in one measurement: these blocks overlap")
-        asked[features] = int(np.sum(stops - starts))
+            raise WorkloadError("a query must be asked once in one measurement: these blocks overlap")
+        asked[key] = int(np.sum(stops - starts))
     return asked
 
 
-def spans_of(tally: Tally) -> Iterator[tuple[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]]]:
-    """Yields, for each marginal of a tally, where the runs of cells asked of it start and stop."""
-    if isinstance(tally, GroupBy):
-        yield tally.features, (np.array([tally.offset]), np.array([tally.offset + tally.cells]))
-        return
-    for index, features in enumerate(tally.sets):
-        positions = tally.positions[tally.which == index]
-        yield features, (positions, positions + 1)
+def spans_of(tally: Tally) -> Iterator[tuple[Block, tuple[NDArray[np.int64], NDArray[np.int64]]]]:
+    """Yields, for each block of a tally, where the runs of positions asked of it start and stop."""
+    if isinstance(tally, RowFunction):
+        positions = np.arange(tally.function.count) if tally.chosen is None else tally.chosen
+        yield tally.function, (positions, positions + 1)
+    elif isinstance(tally, Tests):
+        for index, features in enumerate(tally.sets):
+            positions = tally.positions[tally.which == index]
+            yield (tally.sizes, features, tally.needed(index)), (positions, positions + 1)
+    else:
+        slab, least = (tally.slab, tally.least) if isinstance(tally, AtLeast) else (tally, len(tally.features))
+        yield (
+            (slab.sizes, slab.features, least),
+            (np.array([slab.offset]), np.array([slab.offset + slab.cells])),
+        )
 
 
 def check_tally(tally: object, sizes: tuple[int, ...]) -> None:
     """Refuses what is not a tally of the closed set over these columns."""
     if type(tally) is GroupBy:
-        sound = 0 <= tally.start < tally.stop <= sizes[tally.features[0]] if is_set(tally.features, sizes) else False
+        sound = is_slab(tally, sizes)
+    elif type(tally) is AtLeast:
+        sound = type(tally.slab) is GroupBy and is_slab(tally.slab, sizes)
+        sound = sound and 1 <= tally.least <= len(tally.slab.features)
     elif type(tally) is Tests:
         sound = all(is_set(features, sizes) for features in tally.sets) and within(tally)
+    elif type(tally) is RowFunction:
+        sound = type(tally.function) is Rowwise and tally.function.sizes == sizes and is_choice(tally)
     else:
         sound = False
     if not sound or getattr(tally, "sizes", None) != sizes:
         raise WorkloadError("the workload must be of tallies over the columns of this schema")
+
+
+def is_slab(slab: GroupBy, sizes: tuple[int, ...]) -> bool:
+    """Returns whether a slab lies inside a marginal of these columns."""
+    if not is_set(slab.features, sizes) or len(slab.prefix) >= len(slab.features):
+        return False
+    fixed = all(0 <= code < sizes[feature] for code, feature in zip(slab.prefix, slab.features, strict=False))
+    return fixed and 0 <= slab.start < slab.stop <= sizes[slab.features[len(slab.prefix)]]
+
+
+def is_choice(tally: RowFunction) -> bool:
+    """Returns whether the values chosen are values of the function."""
+    if tally.chosen is None:
+        return True
+    whole = tally.chosen.ndim == 1 and tally.chosen.size > 0 and tally.chosen.dtype == np.int64
+    return whole and bool(tally.chosen.min() >= 0 and tally.chosen.max() < tally.function.count)
 
 
 def is_set(features: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
@@ -167,6 +336,10 @@ def within(tally: Tests) -> bool:
     if tally.which.shape != tally.positions.shape or tally.which.ndim != 1 or not tally.cells:
         return False
     if tally.which.min() < 0 or tally.which.max() >= len(tally.sets):
+        return False
+    if tally.least is not None and len(tally.least) != len(tally.sets):
+        return False
+    if not all(1 <= tally.needed(index) <= len(features) for index, features in enumerate(tally.sets)):
         return False
     cells = np.array([marginal_cells(tally.sizes, features) for features in tally.sets])
     return bool(np.all((tally.positions >= 0) & (tally.positions < cells[tally.which])))

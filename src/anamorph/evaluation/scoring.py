@@ -6,7 +6,7 @@ from typing import Any
 
 from anamorph import progress
 from anamorph.errors import ParameterError, SchemaError
-from anamorph.evaluation.errors import model_errors, row_errors
+from anamorph.evaluation.errors import merged, model_errors, row_errors
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Release
 from anamorph.schema import Schema
@@ -25,11 +25,17 @@ def score(release: Release, data: Any, schema: Schema, spec: str, *, seed: int =
     progress.report("read", 0, 1)
     with open_source(data, schema) as truth:
         progress.report("read", 1, 1)
-        figures |= model_errors(truth, release.model, workload).to_dict()
+        found = model_errors(truth, release.model, workload)
+        figures |= merged(found).to_dict()
+        if len(found) > 1:
+            names = [name.strip() for name in workload.spec.split(";")]
+            if len(names) != len(found):  # a column's name has a semicolon
+                names = [f"part {number}" for number in range(1, len(found) + 1)]
+            figures["parts"] = [{"workload": name} | part.to_dict() for name, part in zip(names, found, strict=True)]
         try:
             table = release.model.sample(max(round(release.total), OVERSAMPLING * 1000), seed=seed)
         except ParameterError:
             return figures
-        rows = row_errors(truth, TableSource(table, schema), workload).to_dict()
+        rows = merged(row_errors(truth, TableSource(table, schema), workload)).to_dict()
         figures["rows"] = {"count": table.rows} | {name: rows[name] for name in ("max_error", "mean_error", "tv")}
     return figures

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.curator.budget import rest
+from anamorph.curator.candidates import Prior
 from anamorph.curator.curator import Curator
+from anamorph.curator.estimates import Estimate
 from anamorph.curator.scores import Score
 from anamorph.models.model import Estimator, ModelT
 from anamorph.queries.workload import Workload
@@ -39,12 +40,12 @@ def adaptive(
     *,
     score: Score,
     seed: int,
-    prior: Callable[[ModelT], Iterable[NDArray[np.floating]] | None] = lambda _: None,
+    compare: Callable[[ModelT], tuple[Estimate, Prior | None]] | None = None,
 ) -> tuple[ModelT, tuple[Measurement, ...]]:
     """Selects the worst answered blocks, measures them, projects; repeats. Returns the model and the measurements.
 
-    Every block is measured at most once, and a fit uses all measurements so far, none drawn anew. `prior` may turn the
-    model of a round into public weights of the queries for its selection.
+    Every block is measured at most once, and a fit uses all measurements so far, none drawn anew. A selection compares
+    with the model's answers; or with the table, and under the public prior, that `compare` makes of the model.
     """
     model = estimator.init(curator.schema.sizes, seed=seed)
     log: tuple[Measurement, ...] = ()
@@ -52,9 +53,8 @@ def adaptive(
     for step, round_ in enumerate(rounds):
         progress.report("round", step, len(rounds))
         selection, measurement = round_.shares()
-        guess = model.answers(workload)
-        lean = prior(model)
-        chosen = curator.select(workload, guess, rho=selection, k=round_.k, score=score, exclude=taken, prior=lean)
+        guess, prior = (model.answers(workload), None) if compare is None else compare(model)
+        chosen = curator.select(workload, guess, rho=selection, k=round_.k, score=score, exclude=taken, prior=prior)
         log += (curator.measure(workload.take(chosen), rho=measurement),)
         taken = np.concatenate([taken, chosen])
         model = estimator.fit(model, log, seed=seed + step)

@@ -24,6 +24,8 @@ class Step:
     cells: int
     selected: int = 0
     """How many blocks a selection takes."""
+    workload: Workload | None = None
+    """What a measurement asks for, where that is known beforehand."""
 
 
 class Mechanism(Protocol):

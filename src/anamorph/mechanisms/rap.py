@@ -23,23 +23,24 @@ sensitivity, so sigma is at most the papers'; a measurement weighs 1 / sigma^2 i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.curator.budget import proportional
+from anamorph.curator.candidates import Prior
 from anamorph.curator.curator import Curator
+from anamorph.curator.estimates import RelaxedTable
 from anamorph.curator.scores import AbsoluteError, L1Error
 from anamorph.errors import ParameterError, WorkloadError, require_positive
 from anamorph.mechanisms.adaptive import Round, adaptive
 from anamorph.mechanisms.mechanism import Step, release
 from anamorph.models.relaxed import RelaxedProjection, RelaxedRows
-from anamorph.queries.workload import PIECE_CELLS, Workload
+from anamorph.queries.marginals import Marginals
+from anamorph.queries.workload import Workload
 from anamorph.release import Release
 
 
@@ -54,6 +55,8 @@ class RAP(RelaxedProjection):
     """K; not used when T = 1."""
     blocks: bool = False
     """Whether whole marginals are selected and measured, or single queries."""
+    order: int = 0
+    """The most columns of a marginal that is measured whole; those of larger blocks are replaced by theirs. 0: any."""
     split: float = 0.65
     """a, the share of a round's budget that pays for the selection."""
     growth: float = 1.3
@@ -71,6 +74,8 @@ class RAP(RelaxedProjection):
         self.projection()
         require_positive("rounds", self.rounds)
         require_positive("per_round", self.per_round)
+        if self.order < 0:
+            raise ParameterError(f"order ({self.order!r}) must be at least 0")
         if not 0 < self.split < 1:
             raise ParameterError(f"split ({self.split!r}) must be in (0, 1)")
         if not 0 <= self.prior < 1:
@@ -82,14 +87,19 @@ class RAP(RelaxedProjection):
         """Returns the rounds; refuses more selections than there are queries."""
         queries = self.queries(workload)
         if self.rounds == 1:
-            return (Step("measure", rho, queries.blocks, queries.cells),)
+            return (Step("measure", rho, queries.blocks, queries.cells, workload=queries),)
+        if self.blocks and not all(isinstance(part, Marginals) or part.largest_block == 1 for part in queries.parts):
+            raise WorkloadError(
+                "the workload must be of marginals and thresholds where whole blocks are selected: set blocks=false, "
+                "or rounds=1 to measure everything"
+            )
         if self.rounds * self.per_round > queries.blocks:
             kind = "marginals" if self.blocks else "queries"
             raise WorkloadError(
                 f"rounds * per_round ({self.rounds * self.per_round}) must be at most {queries.blocks}, the number of "
                 f"{kind} of the workload: set fewer rounds, or rounds=1 to measure everything"
             )
-        cells = self.per_round * (int(max(queries.block_cells)) if self.blocks else 1)
+        cells = self.per_round * queries.largest_block
         steps: tuple[Step, ...] = ()
         for planned in self.plan(rho):
             selection, measurement = planned.shares()
@@ -104,16 +114,21 @@ class RAP(RelaxedProjection):
         return tuple(Round(rho=budget, k=self.per_round, split=self.split) for budget in budgets)
 
     def memory(self, workload: Workload) -> int:
-        """Returns the bytes of the parameters, their optimiser and gradient; of the pieces; of what is measured."""
-        sizes = workload.parts[0].sizes  # pyright: ignore[reportAttributeAccessIssue] - every class has them
-        table = 4 * sum(sizes) * self.rows
+        """Returns the bytes of the parameters, their optimiser and gradient; of what is measured; of a selection.
+
+        A selection among blocks holds a piece of answers, one among single queries a share of their strata; both hold
+        counts. What they hold is bounded, and less for a small workload.
+        """
+        table = 4 * sum(workload.sizes) * self.rows
         measured = sum(step.cells for step in self.steps_for(workload, 1.0) if step.kind == "measure")
-        largest = min(int(max(workload.block_cells)), PIECE_CELLS)
-        return (450 << 20) + 12 * table + 48 * largest + 48 * measured + (256 << 20) * (workload.cells > 1 << 20)
+        queries = self.queries(workload)
+        held = 48 * min(queries.largest_block, workload.limit) if queries.blocks < queries.cells else 384 << 20
+        counts = 256 << 20
+        return (450 << 20) + 12 * table + 48 * measured + min(held + counts, 256 * queries.cells)
 
     def queries(self, workload: Workload) -> Workload:
         """Returns the workload in the blocks that are selected and measured."""
-        return workload if self.blocks else workload.by_cell()
+        return workload.measured(self.order) if self.blocks or self.rounds == 1 else workload.by_cell()
 
     def projection(self) -> RelaxedProjection:
         """Returns the estimator alone, so that runs that differ in T and K share its compiled steps."""
@@ -124,16 +139,9 @@ class RAP(RelaxedProjection):
         values["rate"] = self.rate or (0.03 if whole else 0.01 if values["simplex"] == "softmax" else 0.001)
         return RelaxedProjection(**values)
 
-    def lean(self, workload: Workload, model: RelaxedRows) -> Iterator[NDArray[np.floating]] | None:
-        """Returns the logarithms of the weights of single queries, relative to equal ones; None for equal weights.
-
-        A query of the marginal S has the weight (1 - p) + p m pi / |W|, where pi is the product of the table's own
-        one-way answers, m the number of queries and |W| that of marginals: a mixture of two distributions.
-        """
-        if self.blocks or not self.prior:
-            return None
-        queries = workload.cells / workload.blocks
-        return (np.log(1 - self.prior + self.prior * queries * popular) for popular in model.popularity(workload))
+    def compare(self, queries: Workload, model: RelaxedRows) -> tuple[RelaxedTable, Prior | None]:
+        """Returns what a selection of single queries compares with: the table, and its popular cells as the prior."""
+        return model.estimate(queries), Prior(self.prior, np.clip(model.popular(), 0, 1)) if self.prior else None
 
     def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
         """Returns relaxed rows fitted to the measurements."""
@@ -146,6 +154,6 @@ class RAP(RelaxedProjection):
             model = estimator.fit(estimator.init(curator.schema.sizes, seed=seed), log, seed=seed)
         else:
             score, plan = L1Error() if self.blocks else AbsoluteError(), self.plan(curator.remaining)
-            prior = partial(self.lean, workload)
-            model, log = adaptive(curator, queries, estimator, plan, score=score, seed=seed, prior=prior)
+            compare = None if self.blocks else partial(self.compare, queries)
+            model, log = adaptive(curator, queries, estimator, plan, score=score, seed=seed, compare=compare)
         return release(self, curator, workload, model, log)

@@ -1,7 +1,8 @@
 """Goals: measurements in the fixed shapes that a fit compares answers with.
 
-Small marginals and single cells go to one gather, large marginals to tiles. The number of queries and of tiles is
-rounded up to a power of two, so that a longer list of measurements seldom changes a shape and costs a compilation.
+Small marginals and single cells go to one gather, thresholds to one for each (k, r), large marginals to tiles, and
+values of functions to the function. The number of queries and of tiles is rounded up to a power of two, so that a
+longer list of measurements seldom changes a shape and costs a compilation.
 """
 
 from __future__ import annotations
@@ -13,41 +14,104 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from anamorph.curator.tallies import GroupBy, Tally
-from anamorph.models.products import TILES, Gathered, Tiled, gather, small, tile_shape, tiling
+from anamorph.curator.rowwise import RowFunction, Rowwise
+from anamorph.curator.tallies import AtLeast, GroupBy
+from anamorph.errors import ParameterError
+from anamorph.models.functions import Functioned, functioned
+from anamorph.models.products import (
+    TILES,
+    Counted,
+    Gathered,
+    Shape,
+    Tiled,
+    Tiling,
+    conjunction_factors,
+    gather,
+    simplest,
+    small,
+    tile_shape,
+    tiling,
+)
 from anamorph.models.simplex import Layout
 from anamorph.release import Measurement
 
 LEAST = 256
 """The least number of single queries that a fit is compiled for."""
 
+MOST_THRESHOLDS = 1 << 20
+"""The most cells of blocks of thresholds, which are compared one by one."""
+
 
 class Goals(NamedTuple):
     """All that a fit compares with."""
 
-    gathered: Gathered
+    gathered: tuple[Gathered, ...]
+    """Cells of marginals, even if there are none; then thresholds, by (k, r)."""
     tiled: tuple[Tiled, ...]
+    functioned: tuple[Functioned, ...] = ()
+    """Values of functions, for each function."""
 
 
 class Measured(NamedTuple):
     """One tally of a measurement, with its noisy answers."""
 
-    tally: Tally
+    tally: Counted | RowFunction
     values: NDArray[np.float64]
     precision: NDArray[np.float64]
     """The weight of half a squared residual in the loss, for each answer."""
 
 
+class Singles(NamedTuple):
+    """Single queries of one kind, with their noisy answers."""
+
+    lines: NDArray[np.int32]
+    values: NDArray[np.float64]
+    precision: NDArray[np.float64]
+
+
 def build(layout: Layout, measurements: Sequence[Measurement]) -> Goals:
     """Returns the goals of a list of measurements."""
-    tallies = list(measured(measurements))
-    factors = max(len(features) for item in tallies for features in item.tally.sets)
-    singles = [item for item in tallies if not isinstance(item.tally, GroupBy) or small(item.tally)]
-    wholes = [item for item in tallies if isinstance(item.tally, GroupBy) and not small(item.tally)]
+    items = list(measured(measurements))
+    if not items:
+        raise ParameterError("measurements must be at least one")
+    check_thresholds(items)
+    counted = [item.tally for item in items if not isinstance(item.tally, RowFunction)]
+    factors = max([1, *map(conjunction_factors, counted)])
+    singles = [item for item in items if not is_tiled(item.tally)]
+    wholes = [item for item in items if is_tiled(item.tally)]
     return Goals(
-        gathered_goal(layout, singles, factors),
-        tuple(tiled_goal(layout, wholes, shape, factors - 1) for shape in TILES if wholes),
+        gathered_goals(layout, singles, factors),
+        tuple(tiled_goal(layout, wholes, shape, max(1, factors - 1)) for shape in TILES if wholes),
+        functioned_goals(items),
     )
+
+
+def is_tiled(tally: Counted | RowFunction) -> bool:
+    """Returns whether a tally is compared in tiles: a marginal that is not small."""
+    return isinstance(tally, GroupBy) and not small(tally)
+
+
+def functioned_goals(items: Iterable[Measured]) -> tuple[Functioned, ...]:
+    """Returns the values of functions: a goal for each function."""
+    found: dict[Rowwise, list[tuple[NDArray, ...]]] = {}
+    for item in items:
+        if isinstance(item.tally, RowFunction):
+            function, chosen = item.tally.function, item.tally.chosen
+            places = np.arange(function.count) if chosen is None else chosen
+            found.setdefault(function, []).append((places, item.values, item.precision))
+    return tuple(
+        functioned(function, *map(np.concatenate, zip(*parts, strict=True))) for function, parts in found.items()
+    )
+
+
+def check_thresholds(items: Iterable[Measured]) -> None:
+    """Refuses blocks of thresholds with more cells than can be compared one by one."""
+    cells = sum(item.tally.cells for item in items if isinstance(item.tally, AtLeast))
+    if cells > MOST_THRESHOLDS:
+        raise ParameterError(
+            f"blocks of thresholds of {cells} cells together must have at most {MOST_THRESHOLDS} to be fitted: "
+            "measure the marginals instead"
+        )
 
 
 def measured(measurements: Iterable[Measurement]) -> Iterator[Measured]:
@@ -63,54 +127,58 @@ def measured(measurements: Iterable[Measurement]) -> Iterator[Measured]:
             first = span.stop
             sigma = measurement.sigma[piece.first : piece.first + piece.blocks]
             precision = np.broadcast_to(1 / (measurement.total * sigma**2), piece.tally.cells)
-            yield Measured(piece.tally, measurement.values[span], precision)
+            tally = piece.tally if isinstance(piece.tally, RowFunction) else simplest(piece.tally)
+            yield Measured(tally, measurement.values[span], precision)
 
 
-def gathered_goal(layout: Layout, items: list[Measured], factors: int) -> Gathered:
-    """Returns the queries that are answered one by one."""
-    size = sum(item.tally.cells for item in items)
+def gathered_goals(layout: Layout, items: Iterable[Measured], factors: int) -> tuple[Gathered, ...]:
+    """Returns the queries that are answered one by one: cells of marginals, then thresholds of each kind."""
+    cells: list[Singles] = []
+    thresholds: dict[tuple[int, int], list[Singles]] = {}
+    for item in items:
+        if isinstance(item.tally, RowFunction):
+            continue
+        for queries in gather(layout, item.tally, factors):
+            order, least = queries.lines.shape[1], queries.least
+            kind = cells if least == order else thresholds.setdefault((order, least), [])
+            kind.append(Singles(queries.lines, item.values[queries.places], item.precision[queries.places]))
+    return (
+        gathered_goal(layout, cells, factors, factors),
+        *(gathered_goal(layout, thresholds[kind], *kind) for kind in sorted(thresholds)),
+    )
+
+
+def gathered_goal(layout: Layout, singles: Sequence[Singles], factors: int, least: int) -> Gathered:
+    """Returns the queries of one kind, padded with queries of the line of zeros that weigh nothing."""
+    size = sum(len(part.values) for part in singles)
     room = max(LEAST, power_of_two(size))
     lines = np.full((room, factors), layout.zero, np.int32)
     targets, precision = np.zeros(room, np.float32), np.zeros(room, np.float32)
-    if items:
-        lines[:size] = np.concatenate([gather(layout, item.tally, factors).lines for item in items])
-        targets[:size] = np.concatenate([item.values for item in items])
-        precision[:size] = np.concatenate([item.precision for item in items])
-    return Gathered(jnp.asarray(lines), jnp.asarray(targets), jnp.asarray(precision))
+    if singles:
+        lines[:size], targets[:size], precision[:size] = map(np.concatenate, zip(*singles, strict=True))
+    return Gathered(jnp.asarray(lines), jnp.asarray(targets), jnp.asarray(precision), least)
 
 
-def tiled_goal(layout: Layout, items: list[Measured], shape: tuple[int, int], factors: int) -> Tiled:
+def tiled_goal(layout: Layout, items: Iterable[Measured], shape: Shape, factors: int) -> Tiled:
     """Returns the marginals for which tiles of this shape are the best."""
-    left, right, targets, precision = [], [], [], []
-    for item in items:
-        matrix = tiling(item.tally)  # pyright: ignore[reportArgumentType] - wholes are GroupBy
-        if tile_shape(matrix) != shape:
-            continue
-        values = matrix.as_matrix(item.values)
-        for cut in matrix.cuts(shape):
-            tile = np.zeros(shape, np.float32)
-            part = values[cut]
-            tile[: part.shape[0], : part.shape[1]] = part
-            lines = matrix.lines(layout, cut, shape, max(1, factors))
-            left.append(lines[0])
-            right.append(lines[1])
-            targets.append(tile)
-            precision.append(item.precision[0])
-    used, room = len(left), power_of_two(len(left))
-    blank = (
-        np.zeros(shape[0], np.int32),
-        np.zeros((max(1, factors), shape[1]), np.int32),
-        np.zeros(shape, np.float32),
-        0.0,
-    )
-    spare = [[filler] * (room - used) for filler in blank]
-    return Tiled(
-        jnp.asarray(np.stack(left + spare[0])),
-        jnp.asarray(np.stack(right + spare[1])),
-        jnp.asarray(np.stack(targets + spare[2])),
-        jnp.asarray(np.array(precision + spare[3], np.float32)),
-        jnp.asarray(used, jnp.int32),
-    )
+    tilings = [(tiling(item.tally), item) for item in items if isinstance(item.tally, GroupBy)]
+    mine = [(matrix, item) for matrix, item in tilings if tile_shape(matrix) == shape]
+    used = sum(tiles_of(matrix, shape) for matrix, _ in mine)
+    room, first = power_of_two(used), 0
+    left, right = np.zeros((room, shape[0]), np.int32), np.zeros((room, factors, shape[1]), np.int32)
+    targets, precision = np.zeros((room, *shape), np.float32), np.zeros(room, np.float32)
+    for matrix, item in mine:
+        span = slice(first, first + tiles_of(matrix, shape))
+        left[span], right[span] = matrix.lines(layout, shape, factors)
+        targets[span], precision[span] = matrix.as_tiles(item.values, shape), item.precision[0]
+        first = span.stop
+    return Tiled(*map(jnp.asarray, (left, right, targets, precision, np.int32(used))))
+
+
+def tiles_of(matrix: Tiling, shape: Shape) -> int:
+    """Returns how many tiles cover a marginal."""
+    down, across = matrix.grid(shape)
+    return down * across
 
 
 def power_of_two(size: int) -> int:

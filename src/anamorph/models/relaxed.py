@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from typing import Literal, NamedTuple, Self
 
 import jax
@@ -34,11 +34,12 @@ from jax import Array
 from numpy.typing import NDArray
 
 from anamorph import progress
-from anamorph.curator.tallies import GroupBy
+from anamorph.curator.estimates import RelaxedTable
+from anamorph.curator.tallies import RowFunction, Tally
 from anamorph.errors import CorruptionError, ParameterError
-from anamorph.models import goals, products
+from anamorph.models import functions, goals, products
 from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax, step_back
-from anamorph.queries.workload import Workload
+from anamorph.queries.workload import WHOLE, Workload
 from anamorph.release import Measurement
 from anamorph.rounding import round_rows
 from anamorph.table import Table
@@ -82,22 +83,33 @@ class RelaxedRows:
         """The padded matrix that answers are computed from."""
         return pad(self.layout, self.probabilities)
 
+    @cached_property
+    def placed_weights(self) -> Array:
+        """The weights, where answers are computed."""
+        return jnp.asarray(self.weights)
+
     def answers(self, workload: Workload) -> Iterator[NDArray[np.float32]]:
         """Yields the relaxed answers of each piece of a workload."""
-        weights = jnp.asarray(self.weights)
         for piece in workload.pieces():
-            yield products.answers(self.layout, self.table, weights, piece.tally)
+            yield self.answer(piece.tally)
 
-    def popularity(self, workload: Workload) -> Iterator[NDArray[np.float32]]:
-        """Yields, for each piece of whole marginals, what the answers would be were the columns independent."""
-        stops = np.cumsum(self.sizes)
-        single = [line @ self.weights for line in np.split(self.probabilities, stops[:-1])]
-        for piece in workload.pieces():
-            if not isinstance(piece.tally, GroupBy):
-                raise ParameterError("popularity must be asked of whole marginals")
-            first, *others = piece.tally.features
-            slab = single[first][piece.tally.start : piece.tally.stop]
-            yield reduce(np.multiply.outer, [single[feature] for feature in others], slab).ravel()
+    def answer(self, tally: Tally) -> NDArray[np.float32]:
+        """Returns the relaxed answers of one tally."""
+        if isinstance(tally, RowFunction):
+            found = functions.answers(tally.function, jnp.asarray(self.probabilities), self.placed_weights)
+            return np.asarray(found)[slice(None) if tally.chosen is None else tally.chosen]
+        return products.answers(self.layout, self.table, self.placed_weights, tally)
+
+    def estimate(self, workload: Workload) -> RelaxedTable:
+        """Returns the table for a curator to compare with, and its answers to the functions of a workload."""
+        tallies = [piece.tally for piece in workload.pieces(WHOLE)]
+        used = {tally.function for tally in tallies if isinstance(tally, RowFunction)}
+        answers = {function: self.answer(RowFunction(self.sizes, function)).astype(np.float64) for function in used}
+        return RelaxedTable(self.sizes, self.probabilities, self.weights, answers)
+
+    def popular(self) -> NDArray[np.float64]:
+        """Returns the one-way answers of every feature: a number for each line."""
+        return self.probabilities @ self.weights.astype(np.float64)
 
     def sample(self, rows: int, *, seed: int) -> Table:
         """Returns rows rounded at random from the relaxed ones."""
@@ -251,8 +263,10 @@ def objective(estimator: RelaxedProjection, layout: Layout, parameters: Paramete
     probabilities = points(estimator, parameters.free)
     weights = row_weights(estimator, parameters.rows)
     table = layout.flatten(probabilities)
-    loss = products.gathered_loss(table, weights, aims.gathered)
-    loss += sum(products.tiled_loss(table, weights, tiled) for tiled in aims.tiled)
+    parts = [products.gathered_loss(table, weights, gathered) for gathered in aims.gathered]
+    parts += [products.tiled_loss(table, weights, tiled) for tiled in aims.tiled]
+    parts += [functions.functioned_loss(table[layout.lines], weights, goal) for goal in aims.functioned]
+    loss = sum(parts, start=jnp.zeros((), table.dtype))
     if estimator.penalty:
         loss += estimator.penalty * information(probabilities, weights)
     return loss

@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anamorph.curator.tallies import GroupBy, Tests, is_set, marginal_cells
+from anamorph.curator.tallies import GroupBy, Tally, Tests, is_set, marginal_cells
 from anamorph.errors import WorkloadError
 from anamorph.queries.piece import Piece
 from anamorph.schema import Schema
@@ -42,44 +44,87 @@ class Marginals:
         """The number of marginals."""
         return len(self.sets)
 
-    @property
+    @cached_property
     def block_cells(self) -> tuple[int, ...]:
         """The number of cells of each marginal."""
         return tuple(marginal_cells(self.sizes, features) for features in self.sets)
+
+    @property
+    def largest_block(self) -> int:
+        """The number of cells of the largest marginal."""
+        return max(self.block_cells, default=0)
 
     @property
     def cells(self) -> int:
         """The number of queries."""
         return sum(self.block_cells)
 
-    def take(self, ids: ArrayLike) -> Marginals:
+    def take(self, ids: ArrayLike) -> Self:
         """Returns the marginals named, in the order named."""
-        return Marginals(self.sizes, tuple(self.sets[i] for i in np.asarray(ids, np.int64).tolist()))
+        return replace(self, sets=tuple(self.sets[i] for i in np.asarray(ids, np.int64).tolist()))
 
     def by_cell(self) -> Cells:
         """Returns the same queries, every cell its own block."""
         return Cells(self)
 
     def pieces(self, limit: int) -> Iterator[Piece]:
-        """Yields slabs of at most about `limit` cells, whole leading values each."""
-        for block, slab in self.slabs(limit):
-            yield Piece(slab, block, 1)
+        """Yields slabs of at most `limit` cells."""
+        for block, features in enumerate(self.sets):
+            for slab in slabs(self.sizes, features, limit):
+                yield Piece(self.tally(slab), block, 1)
 
-    def slabs(self, limit: int) -> Iterator[tuple[int, GroupBy]]:
-        """Yields (marginal, slab): the cells of each marginal in order, cut between values of its first feature."""
-        for block, (features, cells) in enumerate(zip(self.sets, self.block_cells, strict=True)):
-            leading = self.sizes[features[0]]
-            step = max(1, limit // (cells // leading))
-            for start in range(0, leading, step):
-                yield block, GroupBy(self.sizes, features, start, min(start + step, leading))
+    def tally(self, slab: GroupBy) -> Tally:
+        """Returns how the queries of a slab are counted."""
+        return slab
+
+    def tests(self, which: NDArray[np.int64], positions: NDArray[np.int64]) -> Tests:
+        """Returns the tally of single cells: of which marginal, and at which position of it; others are not named."""
+        used, place = np.unique(which, return_inverse=True)
+        return Tests(self.sizes, tuple(self.sets[i] for i in used.tolist()), place.astype(np.int64), positions)
+
+    def measured(self, order: int = 0) -> Marginals:
+        """Returns the marginals whose cells are measured where whole blocks are: these; or, of an order given, theirs.
+
+        Larger ones are replaced by all their marginals over `order` features, each once.
+        """
+        if not order or order >= max(map(len, self.sets), default=0):
+            return Marginals(self.sizes, self.sets)
+        smaller = (itertools.combinations(features, min(order, len(features))) for features in self.sets)
+        return Marginals(self.sizes, tuple(dict.fromkeys(itertools.chain.from_iterable(smaller))))
+
+
+def slabs(sizes: tuple[int, ...], features: tuple[int, ...], limit: int) -> Iterator[GroupBy]:
+    """Yields a marginal in slabs of at most `limit` cells, in order.
+
+    The trailing features are whole as far as they fit; the one before them is cut, those before it fixed.
+    """
+    inner, axis = 1, len(features) - 1
+    while axis > 0 and inner * sizes[features[axis]] <= limit:
+        inner *= sizes[features[axis]]
+        axis -= 1
+    step, size = max(1, limit // inner), sizes[features[axis]]
+    for prefix in itertools.product(*(range(sizes[feature]) for feature in features[:axis])):
+        for start in range(0, size, step):
+            yield GroupBy(sizes, features, start, min(start + step, size), prefix)
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Single cells of marginals: all of them, or the chosen positions in the concatenation of the marginals."""
+    """Single cells of marginals or thresholds: all, or the chosen positions in the concatenation of their blocks."""
 
     marginals: Marginals
     chosen: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.marginals.cells >= 1 << 63:
+            raise WorkloadError(
+                f"single queries ({Decimal(self.marginals.cells):.3g}) must be fewer than 2^63: take blocks"
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all columns of the schema."""
+        return self.marginals.sizes
 
     @property
     def blocks(self) -> int:
@@ -92,9 +137,9 @@ class Cells:
         return self.marginals.cells if self.chosen is None else self.chosen.size
 
     @property
-    def block_cells(self) -> NDArray[np.int64]:
-        """The number of cells of each block: one."""
-        return np.ones(self.cells, np.int64)
+    def largest_block(self) -> int:
+        """The number of cells of the largest block: one."""
+        return 1
 
     def take(self, ids: ArrayLike) -> Cells:
         """Returns the cells named, in the order named."""
@@ -109,22 +154,24 @@ class Cells:
         """Yields all cells slab by slab; or the chosen cells, at most `limit` at a time."""
         if self.chosen is None:
             first = 0
-            for _, slab in self.marginals.slabs(limit):
-                yield Piece(slab, first, slab.cells)
-                first += slab.cells
+            for piece in self.marginals.pieces(limit):
+                yield Piece(piece.tally, first, piece.tally.cells)
+                first += piece.tally.cells
         else:
             for first in range(0, self.chosen.size, limit):
                 tests = self.tests(self.chosen[first : first + limit])
                 yield Piece(tests, first, tests.cells)
 
     def tests(self, positions: NDArray[np.int64]) -> Tests:
-        """Returns the tally of cells by position; only the marginals that occur are named."""
+        """Returns the tally of cells by position."""
         stops = np.cumsum(self.marginals.block_cells)
         block = np.searchsorted(stops, positions, side="right")
-        used, which = np.unique(block, return_inverse=True)
         starts = stops - np.asarray(self.marginals.block_cells)
-        sets = tuple(self.marginals.sets[i] for i in used.tolist())
-        return Tests(self.marginals.sizes, sets, which.astype(np.int64), positions - starts[block])
+        return self.marginals.tests(block, positions - starts[block])
+
+    def measured(self, order: int = 0) -> Cells:
+        """Returns itself."""
+        return self
 
 
 def all_marginals(schema: Schema, k: int) -> Marginals:

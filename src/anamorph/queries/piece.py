@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from anamorph.curator.tallies import Tally
 
@@ -19,3 +20,5 @@ class Piece:
     first: int
     """The id of the first block."""
     blocks: int
+    weight: Fraction = Fraction(1)
+    """How much these queries matter, relative to others of the workload."""

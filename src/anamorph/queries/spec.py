@@ -1,34 +1,45 @@
 """Workload specs: the short texts by which workloads are named.
 
 `marginals:k=3` is every 3-way marginal, `marginals:k=3,count=64,seed=0` a random choice of 64 of them,
-`marginals:of=age+sex` one marginal by its columns. Several are joined by semicolons, or
-listed in a YAML file under `workload:`.
+`marginals:of=age+sex` one marginal by its columns; `thresholds:k=4,r=2,count=64,seed=0` are r-of-k thresholds over the
+same sets; `custom:module:function` is a class of your own. Several are joined by semicolons, or listed in a YAML file
+under `workload:`; `weight=2` says that the queries of one matter twice as much as those of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 from anamorph.errors import WorkloadError, suggestion
 from anamorph.queries.marginals import Marginals, all_marginals, random_marginals
-from anamorph.queries.workload import Workload
+from anamorph.queries.thresholds import Thresholds
+from anamorph.queries.workload import Queries, Workload
 from anamorph.schema import LARGEST_FILE, Schema, parse
 
-CLASSES = ("marginals",)
-OPTIONS = ("k", "count", "seed", "of")
+CLASSES = ("marginals", "thresholds", "custom")
+OPTIONS = {
+    "marginals": ("k", "count", "seed", "of", "weight"),
+    "thresholds": ("k", "r", "count", "seed", "of", "weight"),
+    "custom": ("weight",),
+}
 
-LARGEST_BLOCK = 1 << 33
-"""The most cells that one marginal may have: beyond, not even its positions are worth listing."""
+LARGEST_BLOCK = (1 << 63) - 1
+"""The most cells that one block may have: positions are 64-bit integers."""
+
+
+LONGEST_WEIGHT = 20
+"""The most characters of a weight."""
 
 
 def workload(spec: str, schema: Schema) -> Workload:
     """Returns the workload that a spec, or a YAML file of specs, names."""
     specs = list(read_file(Path(spec))) if is_file(spec) else spec.split(";")
-    parts = tuple(queries(item.strip(), schema) for item in specs)
+    parts, weights = zip(*(queries(item.strip(), schema) for item in specs), strict=True)
     check_sizes(parts, schema)
-    return Workload(parts, spec="; ".join(specs))
+    return Workload(parts, "; ".join(specs), weights if len(set(weights)) > 1 else ())
 
 
 def is_file(spec: str) -> bool:
@@ -50,25 +61,42 @@ def read_file(path: Path) -> Iterator[str]:
     yield from listed
 
 
-def queries(spec: str, schema: Schema) -> Marginals:
-    """Returns the queries of one spec."""
+def queries(spec: str, schema: Schema) -> tuple[Queries, Fraction]:
+    """Returns the queries of one spec, and their weight."""
     name, _, rest = spec.partition(":")
     if name not in CLASSES:
         raise WorkloadError(
             f"workload ({spec!r}) must begin with one of {', '.join(CLASSES)}, such as 'marginals:k=3'."
             + suggestion(name, CLASSES)
         )
+    function, _, rest = rest.partition(",") if name == "custom" else ("", "", rest)
     options: dict[str, str] = {}
-    for key, value in (option(item, spec) for item in rest.split(",") if item.strip()):
+    for key, value in (option(item, spec, OPTIONS[name]) for item in rest.split(",") if item.strip()):
         if key in options:
             raise WorkloadError(f"workload ({spec!r}): {key} must be given once")
         options[key] = value
+    weight = weight_of(options.pop("weight", "1"), spec)
+    if name == "custom":
+        from anamorph.queries.custom import from_spec  # noqa: PLC0415 - it needs jax
+
+        return from_spec(function.strip(), schema), weight
+    least = options.pop("r", None)
+    marginals = sets_of(options, schema, spec)
+    if name == "marginals":
+        return marginals, weight
+    if least is None:
+        raise WorkloadError(f"workload ({spec!r}) must give r, how many of the columns must agree")
+    return Thresholds(marginals.sizes, marginals.sets, whole_number("r", least, spec)), weight
+
+
+def sets_of(options: Mapping[str, str], schema: Schema, spec: str) -> Marginals:
+    """Returns the marginals over the sets of columns that options name or draw."""
     if "of" in options:
         if len(options) > 1:
-            raise WorkloadError(f"workload ({spec!r}): of must stand alone")
+            raise WorkloadError(f"workload ({spec!r}): of must stand without k, count and seed")
         return Marginals(schema.sizes, (named_set(options["of"], schema),))
     if "k" not in options:
-        raise WorkloadError(f"workload ({spec!r}) must give k, the number of columns of each marginal")
+        raise WorkloadError(f"workload ({spec!r}) must give k, the number of columns of each block")
     numbers = {key: whole_number(key, value, spec) for key, value in options.items()}
     if "count" not in numbers:
         if "seed" in numbers:
@@ -79,16 +107,28 @@ def queries(spec: str, schema: Schema) -> Marginals:
     return random_marginals(schema, numbers["k"], count=numbers["count"], seed=numbers.get("seed", 0))
 
 
-def option(item: str, spec: str) -> tuple[str, str]:
+def option(item: str, spec: str, known: tuple[str, ...]) -> tuple[str, str]:
     """Returns the name and the text of one option."""
     key, equals, value = item.partition("=")
     key = key.strip()
-    if key not in OPTIONS or not equals:
+    if key not in known or not equals:
         raise WorkloadError(
-            f"workload ({spec!r}): option ({item!r}) must be one of {', '.join(OPTIONS)}, as name=value."
-            + suggestion(key, OPTIONS)
+            f"workload ({spec!r}): option ({item!r}) must be one of {', '.join(known)}, as name=value."
+            + suggestion(key, known)
         )
     return key, value.strip()
+
+
+def weight_of(text: str, spec: str) -> Fraction:
+    """Returns the weight that an option holds."""
+    try:
+        near = 1.0 if "/" in text else float(text)  # before any power of ten is written out
+        weight = Fraction(text) if len(text) <= LONGEST_WEIGHT and 1e-7 < near < 1e7 else Fraction(0)
+    except (ValueError, ZeroDivisionError):
+        weight = Fraction(0)
+    if not Fraction(1, 10**6) <= weight <= 10**6:
+        raise WorkloadError(f"workload ({spec!r}): weight ({text!r}) must be a number from 1e-6 to 1e6")
+    return weight
 
 
 def whole_number(key: str, value: str, spec: str) -> int:
@@ -113,20 +153,20 @@ def named_set(text: str, schema: Schema) -> tuple[int, ...]:
     return tuple(sorted(schema.names.index(name) for name in names))
 
 
-def check_sizes(parts: Iterable[Marginals], schema: Schema) -> None:
-    """Refuses marginals too large to count, and marginals listed twice."""
-    seen: set[tuple[int, ...]] = set()
+def check_sizes(parts: Iterable[Queries], schema: Schema) -> None:
+    """Refuses blocks too large to count, and blocks listed twice."""
+    seen: set[tuple[tuple[int, ...], int]] = set()
     for part in parts:
+        if not isinstance(part, Marginals):
+            continue
         for features, cells in zip(part.sets, part.block_cells, strict=True):
             names = " x ".join(schema.names[feature] for feature in features)
             if cells > LARGEST_BLOCK:
-                largest, at = max(zip(part.block_cells, part.sets, strict=True))
-                names = " x ".join(schema.names[feature] for feature in at)
                 raise WorkloadError(
-                    f"marginal {names} has {Decimal(largest):.3g} cells and would need {Decimal(largest * 8):.3g} "
-                    f"bytes; a marginal must have at most {Decimal(LARGEST_BLOCK):.3g} cells: take a smaller k, "
-                    "or fewer bins"
+                    f"block {names} has {Decimal(cells):.3g} cells and must have at most "
+                    f"{Decimal(LARGEST_BLOCK):.3g}: take a smaller k, or fewer bins"
                 )
-            if features in seen:
-                raise WorkloadError(f"marginal {names} must be listed once")
-            seen.add(features)
+            block = features, part.least if isinstance(part, Thresholds) else len(features)
+            if block in seen:
+                raise WorkloadError(f"block {names} must be listed once")
+            seen.add(block)

@@ -12,33 +12,68 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from anamorph.errors import WorkloadError
+from anamorph.queries.marginals import Marginals
 from anamorph.queries.piece import Piece
 
 PIECE_CELLS = 1 << 22
 """How many answers are held at a time: 32 MiB of counts."""
 
 
+WHOLE = 1 << 62
+"""A limit on pieces that cuts no block."""
+
+
 class Queries(Protocol):
     """A query class: blocks of queries that compile to tallies."""
 
     @property
-    def blocks(self) -> int: ...
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all columns of the schema."""
+        ...
+
     @property
-    def cells(self) -> int: ...
+    def blocks(self) -> int:
+        """The number of blocks."""
+        ...
+
     @property
-    def block_cells(self) -> Sequence[int] | NDArray[np.int64]: ...
-    def take(self, ids: ArrayLike) -> Queries: ...
-    def by_cell(self) -> Queries: ...
-    def pieces(self, limit: int) -> Iterator[Piece]: ...
+    def cells(self) -> int:
+        """The number of queries, as a Python integer of any size."""
+        ...
+
+    @property
+    def largest_block(self) -> int:
+        """The number of queries of the largest block."""
+        ...
+
+    def take(self, ids: ArrayLike) -> Queries:
+        """Returns the blocks named, in the order named."""
+        ...
+
+    def by_cell(self) -> Queries:
+        """Returns the same queries, every one its own block."""
+        ...
+
+    def measured(self, order: int = 0) -> Queries:
+        """Returns the queries to measure where whole blocks are: these, or others that tell of them.
+
+        Of marginals and thresholds those are marginals, over at most `order` features if it is not 0.
+        """
+        ...
+
+    def pieces(self, limit: int) -> Iterator[Piece]:
+        """Yields the queries in order, as tallies of at most `limit` numbers."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +83,21 @@ class Workload:
     parts: tuple[Queries, ...]
     spec: str = ""
     """The text it was made from, for people."""
+    weights: tuple[Fraction, ...] = ()
+    """How much the queries of each part matter, relative to one another: none for equal weights."""
+    limit: int = PIECE_CELLS
+    """How many answers a piece holds."""
 
     def __post_init__(self) -> None:
         if not any(part.blocks for part in self.parts):
             raise WorkloadError("a workload must have at least one query")
+        if self.weights and (len(self.weights) != len(self.parts) or not all(weight > 0 for weight in self.weights)):
+            raise WorkloadError("weights must be numbers above 0, one for each part of the workload")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all columns of the schema."""
+        return self.parts[0].sizes
 
     @property
     def blocks(self) -> int:
@@ -64,9 +110,9 @@ class Workload:
         return sum(part.cells for part in self.parts)
 
     @property
-    def block_cells(self) -> NDArray[np.int64]:
-        """The number of queries of each block."""
-        return np.concatenate([np.asarray(part.block_cells, np.int64) for part in self.parts])
+    def largest_block(self) -> int:
+        """The number of queries of the largest block."""
+        return max(part.largest_block for part in self.parts)
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
@@ -80,26 +126,53 @@ class Workload:
             raise WorkloadError(f"ids must be from 0 to {self.blocks - 1}: they are ids into this workload")
         owner = np.searchsorted(self.firsts, wanted, side="right") - 1
         cuts = np.flatnonzero(np.diff(owner)) + 1
-        runs = zip(np.split(wanted, cuts), np.split(owner, cuts), strict=True)
-        return Workload(tuple(self.parts[part[0]].take(run - self.firsts[part[0]]) for run, part in runs if run.size))
+        split = zip(np.split(wanted, cuts), np.split(owner, cuts), strict=True)
+        runs = [(run, int(part[0])) for run, part in split if run.size]
+        return Workload(
+            tuple(self.parts[part].take(run - self.firsts[part]) for run, part in runs),
+            weights=tuple(self.weights[part] for _, part in runs) if self.weights else (),
+            limit=self.limit,
+        )
 
     def by_cell(self) -> Workload:
         """Returns the same queries, every one its own block."""
         return replace(self, parts=tuple(part.by_cell() for part in self.parts))
 
-    def pieces(self, limit: int = PIECE_CELLS) -> Iterator[Piece]:
-        """Yields the whole workload in order, cut into tallies of about `limit` numbers."""
-        for part, first in zip(self.parts, self.firsts, strict=True):
-            for piece in part.pieces(limit):
-                yield replace(piece, first=piece.first + first)
+    def measured(self, order: int = 0) -> Workload:
+        """Returns the queries to measure where whole blocks are: marginals in place of thresholds, each once.
+
+        A marginal that several parts need has the largest of their weights.
+        """
+        weights = self.weights or (Fraction(1),) * len(self.parts)
+        heaviest = sorted(range(len(self.parts)), key=lambda index: -weights[index])
+        kept: list[tuple[Queries, Fraction]] = []
+        seen: set[tuple[int, ...]] = set()
+        for index in heaviest:
+            part = self.parts[index].measured(order)
+            if isinstance(part, Marginals):
+                part = part.take([i for i, features in enumerate(part.sets) if features not in seen])
+                seen.update(part.sets)
+            if part.blocks:
+                kept.append((part, weights[index]))
+        parts, found = zip(*kept, strict=True)
+        return replace(self, parts=parts, weights=found if self.weights else ())
+
+    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+        """Yields the whole workload in order, cut into tallies of at most `limit` numbers, or the workload's own."""
+        for index, (part, first) in enumerate(zip(self.parts, self.firsts, strict=True)):
+            weight = self.weights[index] if self.weights else Fraction(1)
+            for piece in part.pieces(limit or self.limit):
+                yield replace(piece, first=piece.first + first, weight=weight)
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the queries and their order."""
+        """A hash of the queries, their order and their weights."""
         state = hashlib.sha256()
-        for piece in self.pieces():
-            state.update(repr((piece.first, piece.blocks)).encode())
+        for piece in self.pieces(WHOLE):
+            state.update(repr((piece.first, piece.blocks, str(piece.weight), type(piece.tally).__name__)).encode())
             for field, value in vars(piece.tally).items():
-                plain = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+                plain = (
+                    value.tobytes() if isinstance(value, np.ndarray) else repr(getattr(value, "digest", value)).encode()
+                )
                 state.update(field.encode() + plain)
         return state.hexdigest()

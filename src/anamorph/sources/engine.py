@@ -38,6 +38,8 @@ TOGETHER = 32
 """Marginals counted by one statement: more gain nothing."""
 MOST_COUNTED = 1 << 22
 """Cells fetched by one statement, about, where the marginals are large."""
+BATCH = 1 << 16
+"""Encoded rows fetched by one statement."""
 DATABASE = "duckdb:///"
 SETTINGS = {
     "allow_community_extensions": "false",
@@ -150,11 +152,18 @@ class EngineSource:
             yield from _split(columns, stop - start)
             start = stop
 
+    def batches(self) -> Iterator[NDArray[np.int32]]:
+        """Yields the encoded rows, in batches."""
+        for first in range(0, self.rows(), BATCH):
+            yield self._codes(f"SELECT * FROM {ENCODED} WHERE rowid >= {first} AND rowid < {first + BATCH}")  # noqa: S608
+
     def table(self) -> Table:
         """Returns the encoded rows themselves. Private: for `encode`."""
-        columns = self._engine.execute(f"SELECT * FROM {ENCODED}")  # noqa: S608
-        codes = [np.asarray(columns[f"f{i}"], np.int32) for i in range(len(self.schema.columns))]
-        return Table(np.stack(codes, axis=1), self.schema.sizes)
+        return Table(self._codes(f"SELECT * FROM {ENCODED}"), self.schema.sizes)  # noqa: S608
+
+    def _codes(self, statement: str) -> NDArray[np.int32]:
+        columns = self._engine.execute(statement)
+        return np.stack([np.asarray(columns[f"f{i}"], np.int32) for i in range(len(self.schema.columns))], axis=1)
 
     def close(self) -> None:
         """Forgets the rows."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from anamorph.errors import DataError, ParameterError
 from anamorph.schema import Schema
-from anamorph.sources.engine import DATABASE, MEMORY, EngineSource, load_database, load_rows
+from anamorph.sources.engine import BATCH, DATABASE, MEMORY, EngineSource, load_database, load_rows
 from anamorph.sources.files import read_file
 from anamorph.sources.frame import read_frame
 from anamorph.sources.sql import check_sets
@@ -42,6 +42,10 @@ class Source(Protocol):
         A marginal is given by the positions of its columns in the schema. Cells are positions in its C-order
         table, ascending. Refuses a marginal of 2^63 cells or more before anything is counted.
         """
+        ...
+
+    def batches(self) -> Iterator[NDArray[np.int32]]:
+        """Yields the encoded rows, in batches: codes, rows by columns."""
         ...
 
     def close(self) -> None:
@@ -83,6 +87,11 @@ class TableSource:
         dense = np.bincount(positions, minlength=cells).astype(np.int64)
         found = np.flatnonzero(dense)
         return found, dense[found]
+
+    def batches(self) -> Iterator[NDArray[np.int32]]:
+        """Yields the encoded rows, in batches."""
+        for first in range(0, self.rows(), BATCH):
+            yield self._table.codes[first : first + BATCH]
 
     def close(self) -> None:
         """Does nothing: the table is the caller's."""
