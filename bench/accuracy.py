@@ -10,7 +10,7 @@ import numpy as np
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.datasets import benchmark
-from anamorph.evaluation.errors import model_errors
+from anamorph.evaluation.errors import merged, model_errors
 from anamorph.mechanisms.rap import RAP
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.sources import open_source
@@ -41,7 +41,7 @@ def run(mechanism: RAP, epsilon: float, seed: int) -> dict[str, Any]:
         curator = Curator(source, Budget(epsilon=epsilon, delta=DELTA), neighbours="replace")
         release = mechanism(curator, workload, seed=seed)
         seconds = time.perf_counter() - start
-        return model_errors(source, release.model, workload).to_dict() | {"seconds": round(seconds, 1)}
+        return merged(model_errors(source, release.model, workload)).to_dict() | {"seconds": round(seconds, 1)}
 
 
 def rap_cells() -> dict[str, Any]:

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,12 @@ from safetensors.numpy import save as tensors
 from anamorph import archive
 from anamorph.archive import ARRAYS, HEADER, check_target, digest, load, save
 from anamorph.columns import Categorical, Codes
-from anamorph.errors import CorruptionError, ParameterError, ResourceError
+from anamorph.errors import CorruptionError, ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement, Privacy, Release, Spend
 from anamorph.schema import Schema
@@ -28,6 +31,7 @@ from anamorph.schema import Schema
 SCHEMA = Schema((Codes(name="a", values=3), Categorical(name="é😀", categories=("x", "y"), other=True)), dataset="d")
 SIZES = SCHEMA.sizes
 MARGINALS = Workload((Marginals(SIZES, ((0, 1), (1,))),))
+THRESHOLDS = Workload((Thresholds(SIZES, ((0, 1), (1, 0)), 1),))
 WORKLOADS = {
     "marginals": MARGINALS,
     "cells": MARGINALS.by_cell(),
@@ -35,6 +39,17 @@ WORKLOADS = {
     "parts": Workload(
         (Marginals(SIZES, ((1,),)), *MARGINALS.by_cell().take([2, 1]).parts, Marginals(SIZES, ((1, 0),)))
     ),
+    "thresholds": THRESHOLDS,
+    "single thresholds": THRESHOLDS.by_cell(),
+    "chosen thresholds": THRESHOLDS.by_cell().take([8, 3]),
+    "weights": Workload((*THRESHOLDS.parts, *MARGINALS.parts), weights=(Fraction(5, 2), Fraction(1, 3))),
+}
+FUNCTION = custom(lambda row: row["a"] / 2, SCHEMA, name="my_queries:half")
+FUNCTIONS = {
+    "function": Workload((FUNCTION, *MARGINALS.parts)),
+    "values": Workload((*MARGINALS.parts, FUNCTION.by_cell())),
+    "chosen values": Workload((FUNCTION,)).by_cell().take([2, 0]),
+    "weighted function": Workload((FUNCTION, *THRESHOLDS.parts), weights=(Fraction(2), Fraction(1))),
 }
 ALL = (HEADER, *ARRAYS)
 
@@ -59,7 +74,8 @@ MODELS = {
 
 
 def release(model="relaxed", workloads=("marginals", "chosen"), **changes):
-    measurements = tuple(measured(WORKLOADS[name], varied=i == 0) for i, name in enumerate(workloads))
+    every = WORKLOADS | FUNCTIONS
+    measurements = tuple(measured(every[name], varied=i == 0) for i, name in enumerate(workloads))
     privacy = Privacy("replace", 1.0, 1e-6, 0.1 / 3, (Spend("select", 0.01, "a"), Spend("measure", 0.02, "b")))
     made = Release(SCHEMA, MODELS[model], measurements, privacy, 40.0, {"name": model, "rows": 4}, "marginals:k=2")
     return replace(made, **changes)
@@ -90,7 +106,7 @@ def reseal(directory, name, content):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("workloads", [(), ("marginals",), ("cells", "chosen"), ("parts", "marginals", "chosen")])
+@pytest.mark.parametrize("workloads", [(), ("marginals",), ("cells", "chosen"), tuple(WORKLOADS)])
 def test_a_release_comes_back_as_it_was(tmp_path, model, workloads):
     made = release(model, workloads, degraded=True)
     identity = save(made, tmp_path / "r")
@@ -105,10 +121,77 @@ def test_a_release_comes_back_as_it_was(tmp_path, model, workloads):
     assert len(again.measurements) == len(made.measurements)
     for found, wanted in zip(again.measurements, made.measurements, strict=True):
         assert found.workload.digest == wanted.workload.digest
+        assert found.workload.weights == wanted.workload.weights
         assert found.workload.blocks == wanted.workload.blocks
         np.testing.assert_array_equal(found.values, wanted.values)
         np.testing.assert_array_equal(found.sigma, wanted.sigma)
         assert found.total == wanted.total
+
+
+def test_functions_come_back_by_name_alone(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a release must not make Python import anything")
+
+    monkeypatch.setattr("importlib.import_module", refuse)
+    made = release("zero", tuple(FUNCTIONS))
+    save(made, tmp_path / "r")
+    again = load(tmp_path / "r")
+    for found, wanted in zip(again.measurements, made.measurements, strict=True):
+        np.testing.assert_array_equal(found.values, wanted.values)
+        np.testing.assert_array_equal(found.sigma, wanted.sigma)
+        for name in ("weights", "blocks", "cells", "largest_block", "sizes", "firsts"):
+            assert getattr(found.workload, name) == getattr(wanted.workload, name)
+        with pytest.raises(WorkloadError, match=r"function \('my_queries:half'\) must be given to compute"):
+            list(found.workload.pieces())
+    save(again, tmp_path / "s")
+    assert contents(tmp_path / "s") == contents(tmp_path / "r")
+
+
+OTHER = ("single thresholds", "weights", "chosen values", "weighted function")
+
+
+@pytest.mark.parametrize(
+    ("measurement", "change"),
+    [
+        (0, lambda item: item["parts"][0].update(least=0)),
+        (0, lambda item: item["parts"][0].update(least=3)),
+        (0, lambda item: item["parts"][0].update(least="1")),
+        (0, lambda item: item["parts"][0].update(least=1.5)),
+        (0, lambda item: item["parts"][0].update(least=None)),
+        (0, lambda item: item["parts"][0].update(sets=[[0, 1], [1]])),
+        (1, lambda item: item.update(weights=[[1, 1]])),
+        (1, lambda item: item.update(weights=[[1, 1], [0, 1]])),
+        (1, lambda item: item.update(weights=[[1, 1], [-1, 2]])),
+        (1, lambda item: item.update(weights=[[1, 1], [1, 0]])),
+        (1, lambda item: item.update(weights=[[1, 1], [1.5, 1]])),
+        (1, lambda item: item.update(weights=["1", "1e999999999"])),
+        (1, lambda item: item.update(weights=5)),
+        (2, lambda item: item["parts"][0].update(values=2)),
+        (2, lambda item: item["parts"][0].pop("values")),
+        (3, lambda item: item["parts"][0].update(values=4)),
+        (3, lambda item: item["parts"][0].update(values=0)),
+        (3, lambda item: item["parts"][0].update(values=-3)),
+        (3, lambda item: item["parts"][0].update(values=10**40)),
+        (3, lambda item: item["parts"][0].update(values="many")),
+    ],
+)
+def test_queries_that_are_none_are_refused(tmp_path, measurement, change):
+    save(release("zero", OTHER), tmp_path / "r")
+    load(tmp_path / "r")
+    rewrite(tmp_path / "r", lambda header: change(header["measurements"][measurement]))
+    with pytest.raises(CorruptionError):
+        load(tmp_path / "r")
+
+
+def test_what_cannot_be_described_is_refused_before_it_is_written(tmp_path):
+    @dataclass(frozen=True)
+    class Foreign:
+        sizes = SIZES
+        blocks = cells = largest_block = 1
+
+    with pytest.raises(ParameterError, match="must be of marginals, thresholds or functions to be saved"):
+        save(release(measurements=(measured(Workload((Foreign(),))),)), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_saved_release_says_what_it_promises(saved):

@@ -6,6 +6,8 @@ import csv
 import errno
 import itertools
 import os
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,7 @@ from anamorph.columns import Categorical, Codes, Numeric, Ordinal
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Privacy, Release
 from anamorph.schema import Schema
 from anamorph.sources import encode
@@ -78,6 +81,40 @@ def test_answers_of_several_marginals_follow_each_other():
     assert found.num_rows == sum(SIZES)
     assert list(dict.fromkeys(found.column("columns").to_pylist())) == list(SCHEMA.names)
     assert sum(found.column("fraction").to_pylist()) == pytest.approx(5, abs=1e-4)
+
+
+def test_thresholds_say_how_many_must_agree():
+    found = answer_table(release(), "thresholds:of=sex+level,r=1;marginals:of=sex+level")
+    cells = SIZES[0] * SIZES[2]
+    assert found.column("columns").to_pylist() == ["at least 1 of sex x level"] * cells + ["sex x level"] * cells
+    assert found.column("values").to_pylist()[:cells] == found.column("values").to_pylist()[cells:]
+    some, all_of = np.split(found.column("fraction").to_numpy(), 2)
+    both = all_of.reshape(SIZES[0], SIZES[2])
+    either = both.sum(axis=1, keepdims=True) + both.sum(axis=0) - both
+    np.testing.assert_allclose(some, either.ravel(), atol=1e-5)
+    assert answer_table(release(), "thresholds:of=age,r=1").column("columns").to_pylist() == ["age"] * 5
+
+
+def test_values_of_a_function_are_named_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table_queries.py").write_text("def own(row):\n    return row['age'][:, None] * row['level']\n")
+    found = answer_table(release(), "custom:table_queries:own; marginals:of=age+level")
+    monkeypatch.delitem(sys.modules, "table_queries")
+    assert found.column("columns").to_pylist() == ["table_queries:own"] * 10 + ["age x level"] * 10
+    assert found.column("values").to_pylist()[:10] == list(map(str, range(10)))
+    own, cells = np.split(found.column("fraction").to_numpy(), 2)
+    np.testing.assert_allclose(own, cells, atol=1e-5)
+    with pytest.raises(ParameterError, match="must be one that was measured"):
+        answer_table(release(model=Answers(SIZES, {}, {})), "custom:table_queries:own")
+
+
+def test_blocks_in_several_pieces_are_listed_in_order(monkeypatch):
+    whole = answer_table(release(), "thresholds:of=sex+age+level,r=2;marginals:k=2")
+    for limit in (1, 3, 17):
+        monkeypatch.setattr(tables, "parse_workload", lambda *given, n=limit: replace(parse_workload(*given), limit=n))
+        cut = answer_table(release(), "thresholds:of=sex+age+level,r=2;marginals:k=2")
+        assert cut.select(["columns", "values"]).equals(whole.select(["columns", "values"]))
+        np.testing.assert_allclose(cut.column("fraction"), whole.column("fraction"), atol=1e-6)
 
 
 def test_too_many_answers_are_refused(monkeypatch):

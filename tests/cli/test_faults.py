@@ -127,7 +127,7 @@ SCHEMAS = [
         "10^30 cells",
         fit("--workload marginals:k=6"),
         2,
-        ("c0 x c1 x c2 x c3 x c4 x c5", "1.00e+30 cells", "8.00e+30 bytes", "smaller k"),
+        ("c0 x c1 x c2 x c3 x c4 x c5", "1.00e+30 cells", "at most 9.22e+18", "smaller k"),
         {"schema.yaml": "columns:\n" + WIDE},
     ),
     Fault(
@@ -179,6 +179,43 @@ PARAMETERS = [
         2,
         ("tags are not",),
         {"w.yaml": "!!python/name:os.system x"},
+    ),
+    asked("no r", "--workload thresholds:k=2", "must give r"),
+    asked("r = 0", "--workload thresholds:k=2,r=0", "r (0) must be from 1 to k"),
+    asked("r > k", "--workload thresholds:k=2,r=3", "r (3) must be from 1 to k"),
+    asked("r of a marginal", "--workload marginals:k=2,r=1", "'r=1'", "one of k, count, seed, of, weight"),
+    asked("thresholds, k > columns", "--workload thresholds:k=4,r=1", "k (4) must be from 1 to 3"),
+    asked("thresholds misspelt", "--workload thresold:k=2,r=1", "Did you mean 'thresholds'"),
+    asked("listed twice", "--workload 'thresholds:k=2,r=2;marginals:of=town+kind'", "town x kind", "listed once"),
+    asked("an empty part", "--workload 'marginals:k=1;'", "must begin with one of"),
+    asked("weight 0", "--workload marginals:k=2,weight=0", "weight ('0') must be a number from 1e-6 to 1e6"),
+    asked("weight negative", "--workload marginals:k=2,weight=-2", "weight ('-2') must be"),
+    asked("weight NaN", "--workload marginals:k=2,weight=nan", "weight ('nan') must be"),
+    asked("weight beyond reason", "--workload marginals:k=2,weight=1e999999999", "weight ('1e999999999') must be"),
+    asked("weight twice", "--workload marginals:k=2,weight=2,weight=2", "weight must be given once"),
+    asked("no function", "--workload custom:", "module:function"),
+    asked("a function by its path", "--workload custom:../mine.py:f", "module:function"),
+    asked("absent module", "--workload custom:absent_module:f", "'absent_module'", "that Python can import"),
+    asked("absent function", "--workload custom:math:sqroot", "'math:sqroot'", "Did you mean 'sqrt'"),
+    asked("not a function", "--workload custom:math:pi", "must be a jax function", "float"),
+    asked("not a function of rows", "--workload custom:math:sqrt", "must be a jax function of one row"),
+    asked("option of a function", "--workload custom:math:sqrt,k=2", "'k=2'", "one of weight"),
+    Fault(
+        "weight in a file",
+        fit("--workload w.yaml"),
+        2,
+        ("weight ('much') must be",),
+        {"w.yaml": "['marginals:k=1', 'thresholds:k=2,r=1,weight=much']"},
+    ),
+    asked("memory not a size", "--memory much", "memory ('much') must be a size such as 4GB"),
+    asked("memory without unit", "--memory 4000", "memory ('4000') must be a size"),
+    asked("memory negative", "--memory -4GB", "memory ('-4GB') must be a size"),
+    Fault(
+        "too large for a ledger",
+        fit("--workload marginals:k=3 --memory 1TB"),
+        2,
+        ("a measurement (of up to 125000000 queries) must have at most 100000000",),
+        {"schema.yaml": "columns:\n" + "".join(f"  c{i}: {{type: codes, values: 500}}\n" for i in range(3))},
     ),
     asked(
         "K > queries",
@@ -368,7 +405,14 @@ def test_a_run_that_would_not_fit_in_memory(place, cli):
     wide = "".join(f"  c{i}: {{type: numeric, lower: 0, upper: 1, bins: 2000}}\n" for i in range(3))
     (place / "schema.yaml").write_text("columns:\n" + wide)
     before = tree(place)
-    explained(cli(fit("--workload marginals:k=3")), 5, "GB of memory", "smaller workload")
+    explained(cli(fit("--workload marginals:k=3")), 5, "GB) must be at least", "smaller workload")
+    explained(cli(fit("--workload marginals:k=3 --memory 300GB")), 5, "memory (300 GB) must be at least 341 GB")
+    (place / "schema.yaml").write_text(SCHEMA)
+    small = "--mechanism rap --set rounds=2 --memory 200MB"
+    explained(cli(fit(small)), 5, "memory (0.2 GB) must be at least", "--set rows")
+    asked = "schema.yaml --workload marginals:k=2 --epsilon 1 --delta 1e-6"
+    explained(cli(f"plan {asked} {small}"), 5, "memory (0.2 GB) must be at least")
+    (place / "schema.yaml").write_text("columns:\n" + wide)
     assert tree(place) == before
 
 

@@ -1,7 +1,8 @@
-"""RAP's own arithmetic: how budgets grow, which settings it takes, and the prior of its selection."""
+"""RAP's own arithmetic: how budgets grow, which settings it takes, what it measures, and the prior of its selection."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -9,11 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anamorph.columns import Codes
+from anamorph.curator.budget import Budget
+from anamorph.curator.curator import Curator
+from anamorph.errors import WorkloadError
 from anamorph.mechanisms.rap import RAP
-from anamorph.queries.marginals import Marginals
+from anamorph.queries.custom import CustomCells, custom
+from anamorph.queries.marginals import Cells, Marginals
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
+from anamorph.schema import Schema
+from anamorph.sources import TableSource
+from anamorph.table import Table
 
 SIZES = (5, 3, 4)
+SCHEMA = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(SIZES)))
 WORKLOAD = Workload((Marginals(SIZES, ((0, 1), (1, 2), (0, 2))),))
 
 
@@ -33,22 +44,23 @@ def test_budgets_grow_and_never_exceed_the_whole(rounds, rho, growth, split):
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
-def test_the_prior_is_a_distribution_that_leans_to_popular_cells(share):
+def test_the_prior_is_of_the_popular_codes_of_the_table(share):
     made = RAP(prior=share, rows=30)
     model = made.projection().init(SIZES, seed=2)
-    lean = made.lean(WORKLOAD, model)
-    assert lean is not None
-    weights = np.exp(np.concatenate(list(lean)))
-    assert weights.mean() == pytest.approx(1, abs=1e-5)
-    popular = np.concatenate(list(model.popularity(WORKLOAD)))
-    assert np.argmax(weights) == np.argmax(popular)
-    assert weights.min() >= 1 - share - 1e-6
+    table, prior = made.compare(WORKLOAD.by_cell(), model)
+    assert prior is not None
+    assert prior.share == share
+    ones = Workload((Marginals(SIZES, ((0,), (1,), (2,))),))
+    np.testing.assert_allclose(prior.popular, np.concatenate(list(model.answers(ones))), atol=1e-6)
+    assert np.all((prior.popular >= 0) & (prior.popular <= 1))
+    np.testing.assert_array_equal(table.lines, model.probabilities)
+    np.testing.assert_array_equal(table.weights, model.weights)
+    assert table.functions == {}
 
 
 def test_equal_weights_need_no_prior():
     model = RAP(rows=5).projection().init(SIZES, seed=0)
-    assert RAP(prior=0.0).lean(WORKLOAD, model) is None
-    assert RAP(blocks=True).lean(WORKLOAD, model) is None
+    assert RAP(prior=0.0).compare(WORKLOAD.by_cell(), model)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -63,3 +75,70 @@ def test_equal_weights_need_no_prior():
 )
 def test_what_is_not_set_is_chosen_by_what_is_measured(made, simplex, rate):
     assert (made.projection().simplex, made.projection().rate) == (simplex, rate)
+
+
+THRESHOLDS = Workload((Thresholds(SIZES, ((0, 1, 2),), 2), Thresholds(SIZES, ((0, 1, 2), (0, 1)), 1)))
+FUNCTION = custom(lambda row: row["c1"], SCHEMA, name="mine:own")
+
+
+def test_whole_blocks_of_thresholds_are_measured_as_their_marginals():
+    for made in (RAP(blocks=True), RAP(rounds=1)):
+        queries = made.queries(THRESHOLDS)
+        assert [type(part) for part in queries.parts] == [Marginals, Marginals]
+        assert [features for part in queries.parts for features in part.sets] == [(0, 1, 2), (0, 1)]
+    assert [type(part) for part in RAP().queries(THRESHOLDS).parts] == [Cells, Cells]
+    assert RAP().queries(THRESHOLDS).blocks == 60 + 60 + 15
+
+
+def test_functions_are_measured_at_once_or_one_by_one():
+    mixed = Workload((Marginals(SIZES, ((0, 1), (1, 2))), FUNCTION))
+    assert RAP(rounds=1).steps_for(mixed, 1.0)[0].cells == 15 + 12 + 3
+    assert RAP(rounds=2, per_round=3).steps_for(mixed, 1.0)[0].blocks == 30
+    with pytest.raises(WorkloadError, match="set blocks=false, or rounds=1"):
+        RAP(rounds=2, per_round=1, blocks=True).steps_for(mixed, 1.0)
+    one = custom(lambda row: row["c1"][0], SCHEMA, name="mine:one")
+    assert len(RAP(rounds=2, per_round=1, blocks=True).steps_for(Workload((*mixed.parts[:1], one)), 1.0)) == 4
+
+
+def test_a_selection_compares_with_what_the_table_answers_to_functions():
+    made = RAP(rows=30)
+    model = made.projection().init(SIZES, seed=2)
+    queries = made.queries(Workload((FUNCTION, *WORKLOAD.parts)))
+    table, _ = made.compare(queries, model)
+    (answers,) = model.answers(Workload((Marginals(SIZES, ((1,),)),)))
+    np.testing.assert_allclose(table.functions[FUNCTION.function], answers, atol=1e-6)
+
+
+@pytest.mark.parametrize("prior", [0.0, 0.5])
+def test_the_worst_answered_query_is_selected_whatever_its_class(prior):
+    """All rows have one value of c1, which the function alone asks for; the marginal is nearly as the start has it."""
+    codes = np.stack([np.arange(3000) % 5, np.zeros(3000, np.int64), np.arange(3000) % 4], axis=1).astype(np.int32)
+    mixed = Workload((Marginals(SIZES, ((0, 2),)), FUNCTION))
+    made = RAP(rounds=2, per_round=1, rows=30, steps=1, prior=prior)
+    queries, model = made.queries(mixed), made.projection().init(SIZES, seed=0)
+    selected = []
+    for seed in range(10):
+        curator = Curator(TableSource(Table(codes, SIZES), SCHEMA), Budget(epsilon=5.0, delta=1e-6), unsafe_seed=seed)
+        estimate, lean = made.compare(queries, model)
+        chosen = curator.select(queries, estimate, rho=0.0005, prior=lean)
+        selected += [type(part) for part in queries.take(chosen).parts]
+    assert selected.count(CustomCells) >= 9
+
+
+def test_memory_is_of_the_table_of_what_is_held_and_of_what_is_measured():
+    large = Workload((Thresholds((300,) * 3, ((0, 1, 2), (2, 1, 0)), 2),))
+    table = 4 * 900 * RAP().rows
+    assert RAP(rows=5000).memory(large) - RAP().memory(large) >= 3 * 4 * table  # the table, and Adam's two moments
+    assert RAP(rounds=1).memory(large) > 8 * 27 * 10**6  # the marginal is measured whole
+    for made in (RAP(), RAP(rounds=1), RAP(rounds=2, per_round=1, blocks=True)):
+        needed = [made.memory(replace(large, limit=1 << power)) for power in (14, 18, 22)]
+        assert needed == sorted(needed)
+        assert needed[0] > table
+
+
+def test_marginals_of_a_given_order_are_measured_in_place_of_larger_ones():
+    made = RAP(rounds=1, order=2).queries(THRESHOLDS)
+    assert [part.sets for part in made.parts] == [((0, 1), (0, 2), (1, 2))]
+    assert RAP(rounds=1, order=1).queries(THRESHOLDS).parts[0].sets == ((0,), (1,), (2,))
+    assert RAP(rounds=1, order=3).queries(THRESHOLDS).digest == RAP(rounds=1).queries(THRESHOLDS).digest
+    assert RAP(order=2).queries(THRESHOLDS).digest == RAP().queries(THRESHOLDS).digest  # single queries are themselves
