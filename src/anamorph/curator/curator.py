@@ -21,7 +21,7 @@ from anamorph.curator.estimates import Estimate, RelaxedTable, RowTable
 from anamorph.curator.ledger import Ledger, Run
 from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
 from anamorph.curator.purse import Purse
-from anamorph.curator.rowwise import RowFunction
+from anamorph.curator.rowwise import RowFunction, Rowwise, sums
 from anamorph.curator.scores import GRID, SCORES, AbsoluteError, L1Error, Score, errors, times
 from anamorph.curator.tallies import (
     Counts,
@@ -370,6 +370,7 @@ class _Cache:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._functions: dict[Rowwise, NDArray[np.int64]] = {}
         self._bytes = 0
 
     def prepare(self, tallies: Sequence[Tally]) -> None:
@@ -382,6 +383,12 @@ class _Cache:
     def batches(self) -> Iterator[NDArray[np.int32]]:
         """Yields the encoded rows."""
         return self._source.batches()
+
+    def values(self, function: Rowwise) -> NDArray[np.int64]:
+        """Returns the sums of a function's values, evaluated once."""
+        if function not in self._functions:
+            self._functions[function] = sums(function, self._source.batches())
+        return self._functions[function]
 
     def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yields the non-empty cells of each marginal and their counts."""

@@ -186,7 +186,9 @@ class Counts(Protocol):
 def count(tally: Tally, source: Counts) -> NDArray[np.int64]:
     """Returns the exact numbers of a tally, in units of 2^-`grid(tally)`."""
     if isinstance(tally, RowFunction):
-        return sums(tally.function, source.batches(), tally.chosen)
+        remembered = getattr(source, "values", None)  # one that has counted the function before
+        whole = remembered(tally.function) if remembered else sums(tally.function, source.batches())
+        return whole if tally.chosen is None else whole[tally.chosen]
     if isinstance(tally, AtLeast):
         return tally.broadcast(lambda part: count(part, source), np.int64)
     numbers = np.zeros(tally.cells, np.int64)
