@@ -1,7 +1,7 @@
 """True errors of a release. NOT PRIVATE: these figures touch private rows without noise.
 
 For a workload with true answers a (fractions of n) and released answers b: max is the largest |a - b|, mean the average
-over all queries, tv the average over blocks of half the L1 distance.
+over all queries, tv the average over marginals of half the L1 distance.
 
 Answers are compared piece by piece. A marginal with many more cells than rows is compared on the cells of rows alone:
 with b >= 0 and sum(b) = 1, sum |a - b| = 1 + sum over the support of a of (|a - b| - b); its largest error is found by
@@ -42,7 +42,8 @@ class Errors:
     queries: int
     max_error: float
     mean_error: float
-    tv: float
+    tv: float | None
+    """None where no block is a marginal."""
     blocks: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,11 +113,12 @@ def blocks_of(part: Queries, workload: Workload) -> Iterator[Workload]:
 def merged(found: Sequence[Errors]) -> Errors:
     """Returns the errors of several sets of blocks as those of all of them."""
     queries, blocks = sum(part.queries for part in found), sum(part.blocks for part in found)
+    distances = [(part.tv, part.blocks) for part in found if part.tv is not None]
     return Errors(
         queries,
         max(part.max_error for part in found),
         sum(part.mean_error * part.queries for part in found) / queries,
-        sum(part.tv * part.blocks for part in found) / blocks,
+        sum(tv * times for tv, times in distances) / sum(times for _, times in distances) if distances else None,
         blocks,
     )
 
@@ -129,7 +131,9 @@ def dense_errors(truth: Rows, answers: Iterable[NDArray[np.floating]], workload:
         exact = count(piece.tally, truth) / 2.0 ** grid(piece.tally) / total
         wrong: NDArray[np.float64] = np.abs(exact - guess)
         largest, summed = max(largest, float(wrong.max())), summed + float(wrong.sum())
-    return Errors(workload.cells, largest, summed / workload.cells, summed / 2 / workload.blocks, workload.blocks)
+    marginals = all(isinstance(piece.tally, GroupBy) and piece.blocks == 1 for piece in workload.pieces(WHOLE))
+    tv = summed / 2 / workload.blocks if marginals else None
+    return Errors(workload.cells, largest, summed / workload.cells, tv, workload.blocks)
 
 
 def sparse_errors(truth: Rows, estimate: Estimate, workload: Workload, tally: GroupBy) -> Errors:

@@ -1,8 +1,8 @@
 """The Gaussian mechanism: every answer of the workload with noise, and nothing else.
 
 Over `blocks`, all whole marginals are measured jointly: m marginals have L2 sensitivity sqrt(m), or sqrt(2 m) where
-rows are replaced, however many cells they have. Cell by cell, as in the papers (RAP, definition 2.9; each of the m
-queries with rho / m), the noise is sqrt(number of queries) large.
+rows are replaced, however many cells they have; thresholds are answered as sums of their cells. Query by query, as in
+the papers (RAP, definition 2.9; each of the m queries with rho / m), the noise is sqrt(number of queries) large.
 
 Deviation from the papers: noise is discrete, on exact counts (Canonne, Kamath & Steinke 2020).
 """
