@@ -96,7 +96,8 @@ def scores_of(rows, table, features, least, *, total=None):
     if isinstance(table, RelaxedTable):
         answers = relaxed_answers(table, features, least)
     else:
-        answers = table.source.every(features, least) / max(table.rows, 1)
+        other = table.source if isinstance(table.source, Rows) else Rows(table.source.codes, table.source.sizes)
+        answers = other.every(features, least) / max(table.rows, 1)
     expected = np.rint(answers * (rows.total if total is None else total) * (1 << GRID)).astype(np.int64)
     return np.abs(expected - (rows.every(features, least) << GRID))
 

@@ -50,7 +50,7 @@ def answered(row):
 FUNCTION = trace(answered, SCHEMA.names, SIZES, name="tests:function")
 RELAXED = some_table(SIZES, 15, 2, spread=1.0)
 RELAXED = RelaxedTable(SIZES, RELAXED.lines, RELAXED.weights, {FUNCTION: np.linspace(0, 0.2, 12)})
-COUNTED = RowTable(some_rows(SIZES, 60, 3, steep=0.6), 60)
+COUNTED = RowTable(Table(some_rows(SIZES, 60, 3, steep=0.6).codes.astype(np.int32), SIZES), 60)
 PRIOR = Prior(0.6, np.concatenate([np.random.default_rng(4).dirichlet(np.full(size, 0.7)) for size in SIZES]))
 MARGINALS = Marginals(SIZES, ((0, 1), (2, 1)))
 TWO_OF_THREE = Thresholds(SIZES, (TRIPLE,), 2)
@@ -305,3 +305,14 @@ def test_no_rows_at_all_can_be_compared():
         pieces = list(Selection(KINDS["both"], RELAXED).workload.pieces(WHOLE))
         pool = Pool(list(compared.contests(pieces, [1] * len(pieces))), NONE)
         assert len(set(pool.draw(3, 4096.0, SeededBits(13)).tolist())) == 3
+
+
+def test_a_coarse_cell_whose_queries_are_all_chosen_is_left():
+    """The bug: codes that occur in neither table share a coarse cell, which kept its level when all of it was taken."""
+    codes = np.stack([np.zeros(3000, int), np.repeat([0, 1, 2], [2000, 500, 500])], axis=1)
+    lines = np.array([[1], [0], [0], [1 / 3], [1 / 3], [1 / 3]], np.float32)
+    table = RelaxedTable((3, 3), lines, np.ones(1, np.float32))
+    queries = Workload((Thresholds((3, 3), ((0, 1),), 1),)).by_cell()
+    compared = Comparison(Rows(codes, (3, 3)), table, 3000.0, 2000.0)
+    pool = Pool(list(compared.contests(list(queries.pieces(WHOLE)), [1])), NONE)
+    assert sorted(pool.draw(9, 2000.0, SeededBits(13)).tolist()) == list(range(9))

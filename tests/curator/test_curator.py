@@ -615,6 +615,7 @@ def test_a_table_must_be_of_numbers(wrong):
             RelaxedTable(SIZES, lines, UNIFORM.weights)
     else:
         assert RelaxedTable(SIZES, lines, UNIFORM.weights).lines[3, 1] == (wrong > 0)
+    lines = UNIFORM.lines
     for shapes in ((lines[1:], UNIFORM.weights), (lines, UNIFORM.weights[:1]), (lines.T, UNIFORM.weights)):
         with pytest.raises(ParameterError, match="a line for each code"):
             RelaxedTable(SIZES, *shapes)
@@ -677,3 +678,69 @@ def test_custom_blocks_are_of_one_function():
     assert Curator(source(), HUGE).select(
         Workload((FUNCTION,)), iter([np.zeros(12)]), rho=0.1, score=MaxError()
     ).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        source(),
+        Table(np.full((400, 3), -1, np.int32), SIZES),
+        Table(np.full((400, 3), 9, np.int32), SIZES),
+        Table(np.zeros((400, 3), np.int32), (3, 4, 6)),
+        Table(np.zeros((399, 3), np.int32), SIZES),
+    ],
+)
+def test_rows_to_compare_with_must_be_plain_and_fit(rows):
+    """Counts below 0, or of an object that tells when it is asked, would void the bounds or carry what was asked."""
+    curator = Curator(source(), BUDGET)
+    with pytest.raises(ParameterError):
+        curator.select(CELLS, RowTable(rows, 400), rho=0.001)
+    assert curator.privacy().spends == ()
+
+
+def test_a_table_keeps_numbers_of_its_own():
+    lines, answers = np.array(UNIFORM.lines), {FUNCTION.function: np.zeros(FUNCTION.function.count)}
+    table = RelaxedTable(SIZES, lines, UNIFORM.weights, answers)
+    lines[:] = 0.9
+    answers[FUNCTION.function][:] = 0.9
+    answers.clear()
+    assert np.array_equal(table.lines, UNIFORM.lines)
+    assert not np.any(table.functions[FUNCTION.function])
+
+
+class Shifty(Workload):
+    """NOT a workload: it asks for one cell many times once its sensitivity is known."""
+
+    @property
+    def digest(self):
+        for part in self.parts:
+            part.chosen[:] = 0
+        return "shifty"
+
+
+def test_what_is_counted_is_what_was_checked():
+    chosen = np.arange(8)
+    workload = Shifty((Cells(Marginals(SIZES, ((0, 1),)), chosen),))
+    budget = Budget(epsilon=1e6, delta=1e-6)
+    measured = Curator(source(), budget, unsafe_seed=1).measure(workload, rho=budget.rho)
+    assert not np.any(chosen)
+    assert np.ptp(measured.values) > 0.01
+
+
+@pytest.mark.parametrize("weight", [1.0, 2, Fraction(0), Fraction(-1)])
+def test_a_weight_must_be_an_exact_number(weight):
+    class Odd(Workload):
+        def pieces(self, limit=None):
+            return (replace(piece, weight=weight) for piece in super().pieces(limit))
+
+    curator = Curator(source(), BUDGET)
+    with pytest.raises(WorkloadError):
+        curator.measure(Odd(CELLS.parts), rho=0.001)
+    assert curator.privacy().spends == ()
+
+
+def test_a_budget_too_small_for_a_table_is_refused_before_the_charge():
+    curator = Curator(source(), BUDGET)
+    with pytest.raises(ParameterError, match="must be larger"):
+        curator.select(CELLS, UNIFORM, rho=1e-40)
+    assert curator.privacy().spends == ()

@@ -45,8 +45,9 @@ class Prior:
     """The public one-way answers: a number for each code of each feature."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ParameterError(f"share ({self.share!r}) must be in [0, 1)")
+        object.__setattr__(self, "popular", np.array(self.popular, np.float64))  # a copy: nobody changes it later
+        if not 0 <= self.share <= 0.999:  # beyond, the few tickets of the others would be waited for too long
+            raise ParameterError(f"share ({self.share!r}) must be from 0 to 0.999")
         if not np.all((self.popular >= 0) & (self.popular <= 1)):
             raise ParameterError("popular must be numbers from 0 to 1")
 
@@ -246,6 +247,6 @@ def marginal_strata(given: Given, score: Scored) -> MarginalCells:
     shape = given.data.shape
     cells = np.setdiff1d(np.union1d(given.data.above(given.tau), given.estimate.above(given.tau)), given.excluded)
     codes = np.stack(np.unravel_index(cells, shape), axis=1)
-    bound = math.ceil((given.tau + given.margin) * given.unit)
+    bound = math.ceil(min((given.tau + given.margin) * given.unit, 2.0**61))
     above = listed(cells, score(cells), given.scale, given.tickets, codes)
     return MarginalCells(shape, above, int(level(np.array([bound]), given.scale)[0]), given.tickets)

@@ -123,11 +123,12 @@ class CoarseBlock:
         return position, np.ones(units.size, np.bool_)
 
     def dismiss(self, excluded: Integers) -> None:
-        """Lowers the level of coarse cells of which an excluded query is the only one."""
+        """Lowers the level of coarse cells of which all queries are excluded."""
         fine = np.unravel_index(excluded, self.sizes)
         codes = [axis.coarse[code] for axis, code in zip(self.axes, fine, strict=True)]
-        alone = math.prod(table[code] for table, code in zip(self.held(0), codes, strict=True)) == 1
-        self.cell_levels[np.ravel_multi_index(codes, self.shape)[alone]] = self.cell_levels.min()
+        cells, times = np.unique(np.ravel_multi_index(codes, self.shape), return_counts=True)
+        held = [table[code] for table, code in zip(self.held(0), np.unravel_index(cells, self.shape), strict=True)]
+        self.cell_levels[cells[times == math.prod(held)]] = self.cell_levels.min()
 
 
 def outer(tables: Sequence[Integers]) -> Integers:
@@ -142,8 +143,10 @@ def threshold_strata(given: Given, least: int) -> CoarseBlock:
     """Returns the strata of a block of thresholds."""
     sides = given.data, given.estimate
     axes = coarse_axes(most_common(sides), given.tau / given.fineness)
+    added = sum(abs(coefficient) for _, coefficient in whole_block(given.data.shape, least).terms())
+    margin = given.margin * (1 + added / 16)  # as many marginals are added up, each rounded
     levels = [
-        level(np.ceil((bound + given.margin) * given.unit).astype(np.int64).ravel(), given.scale)
+        level(np.minimum(np.ceil((bound + margin) * given.unit), 2.0**61).astype(np.int64).ravel(), given.scale)
         for bound, _ in coarse_bounds(sides, least, axes)
     ]
     block = CoarseBlock(axes, np.concatenate(levels), given.data.shape, given.tickets)
@@ -189,7 +192,7 @@ def coarse_bounds(sides: Sequence[Side], least: int, axes: Sequence[Axis]) -> It
     """
     shape, order = tuple(axis.size for axis in axes), len(axes)
     merged = [side.merged(axes) for side in sides]
-    whole = AtLeast(GroupBy(shape, tuple(range(order)), 0, shape[0]), least)
+    whole = whole_block(shape, least)
     step = max(1, CHUNK // math.prod(shape[1:]))
     for start in range(0, shape[0], step):
         first = slice(start, min(start + step, shape[0]))
@@ -206,6 +209,11 @@ def coarse_bounds(sides: Sequence[Side], least: int, axes: Sequence[Axis]) -> It
         for place, (axis, span) in enumerate(zip(axes, spans, strict=True)):
             loose += np.expand_dims(axis.slack[span], tuple(set(range(order)) - {place}))
         yield total + loose, loose == 0
+
+
+def whole_block(shape: tuple[int, ...], least: int) -> AtLeast:
+    """Returns the thresholds over features with so many codes each."""
+    return AtLeast(GroupBy(shape, tuple(range(len(shape))), 0, shape[0]), least)
 
 
 def difference(sides: Sequence[Side], axes: Sequence[int], first: slice) -> Reals:

@@ -32,6 +32,9 @@ from anamorph.errors import ParameterError
 if TYPE_CHECKING:
     from anamorph.queries.piece import Piece
 
+FINEST = 1 << 30
+"""How much bounds are tightened at most."""
+
 PATIENCE = 20_000
 """After so many tickets drawn in vain the bounds are tightened."""
 
@@ -91,7 +94,7 @@ class Pool:
     def refine(self) -> None:
         """Tightens the bounds of the blocks that most tickets fell on, in vain."""
         for owner in np.flatnonzero(self._asked >= self._asked.max() / 2).tolist():
-            self._fineness[owner] *= 2
+            self._fineness[owner] = min(2 * self._fineness[owner], FINEST)
             self._form(owner)
         self._asked[:] = 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -22,12 +23,13 @@ from anamorph.curator.ledger import Ledger, Run
 from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
 from anamorph.curator.purse import Purse
 from anamorph.curator.rowwise import RowFunction, Rowwise, sums
-from anamorph.curator.scores import GRID, SCORES, AbsoluteError, L1Error, Score, errors, times
+from anamorph.curator.scores import GRID, LARGEST, SCORES, AbsoluteError, L1Error, Score, errors, times
 from anamorph.curator.tallies import (
     Counts,
     GroupBy,
     Tally,
     check_tally,
+    copied,
     count,
     grid,
     numbers_asked,
@@ -36,6 +38,7 @@ from anamorph.curator.tallies import (
 from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError, WorkloadError
 from anamorph.release import Measurement, Privacy, Spend
 from anamorph.schema import Schema
+from anamorph.table import Table
 
 if TYPE_CHECKING:
     from anamorph.queries.piece import Piece
@@ -50,8 +53,14 @@ CACHE_BYTES = 256 << 20
 LARGEST_ANSWER = 100_000_000
 """The most numbers of one measurement: what a ledger can store as one record."""
 
+LARGEST_SCALE = 2.0**60
+"""The largest scale of the noise of a selection against a table, in grid units."""
+
 FINEST = 1 << 10
 """The resolution of weights in a selection."""
+
+LARGEST_OFFSET = float(1 << 38)
+"""The most counts that are subtracted from an error; times FINEST, on the grid, they are half the bound on scores."""
 
 TOTAL_SHARE = 0.02
 """The share of the budget that measures the number of rows, where that is private."""
@@ -182,7 +191,7 @@ class Curator:
         sigma = np.concatenate([np.full(piece.blocks, sigmas[piece.weight] / total) for piece in pieces])
         return Measurement(workload, answer / 2.0**unit / total, sigma, total)
 
-    def select(
+    def select(  # noqa: PLR0913 - two of them are for special cases
         self,
         workload: Workload,
         estimate: Estimate | Iterable[NDArray[np.floating]],
@@ -192,6 +201,7 @@ class Curator:
         score: Score = AbsoluteError(),  # noqa: B008 - frozen
         exclude: ArrayLike = (),
         prior: Prior | None = None,
+        offset: Sequence[float] | None = None,
     ) -> NDArray[np.int64]:
         """Returns the ids of k blocks with large error, best first: rho-zCDP.
 
@@ -203,6 +213,9 @@ class Curator:
         may weigh the candidates: a query is drawn in proportion to weight * exp(score / beta). It costs nothing,
         since it is the same for neighbours; where it says rightly which queries may matter, it spares the noise of
         all the others.
+
+        The offset is public, a number of counts for each block, subtracted from its error before the weight: such as
+        the error that a measurement of the block would have anyway. It moves no score between neighbours.
         """
         _, rho, pieces = self.total, float(rho), self._pieces(workload)
         excluded = np.unique(np.asarray(exclude, np.int64))
@@ -213,7 +226,9 @@ class Curator:
             raise WorkloadError("prior must come with single queries and a table as the estimate")
         if table:
             check_table(estimate, prior, pieces, self.schema.sizes)
-        streamed = [] if table else list(workload.pieces())
+        if offset is not None and table:
+            raise WorkloadError("offset must come with arrays as the estimate, not with a table")
+        streamed = [] if table else [settled(piece) for piece in workload.pieces()]
         for piece in streamed:
             check_tally(piece.tally, self.schema.sizes)
         check_blocks(streamed, score)
@@ -224,7 +239,10 @@ class Curator:
                 f"k ({k}) must be from 1 to {workload.blocks - excluded.size}, the number of blocks left to select"
             )
         shares = relative([piece.weight for piece in pieces])
+        bonus = None if offset is None else advantages(pieces, shares, offset)
         scale = max(gumbel_scale(score.sensitivity(self.neighbours) * max(shares.values()) << GRID, k, rho), 2.0)
+        if table and scale > LARGEST_SCALE:
+            raise ParameterError(f"rho ({rho!r}) must be larger: the noise of this selection would drown everything")
         request = (workload.digest, k, type(score).__name__, hashlib.sha256(excluded.tobytes()).hexdigest())
         what = f"{k} of {workload.blocks - excluded.size} blocks by {type(score).__name__}"
         answer = self._charge("select", rho, what, request)
@@ -235,20 +253,25 @@ class Curator:
                 pool = Pool(list(compared.contests(pieces, [shares[piece.weight] for piece in pieces])), excluded)
                 answer = pool.draw(k, scale, self._bits)
             else:
-                answer = top_k(self._scores(streamed, estimate, score, excluded, shares), k, scale, self._bits)
+                scores = self._scores(streamed, estimate, score, excluded, shares)
+                answer = top_k(raised(scores, bonus), k, scale, self._bits)
             self._run.store(answer.tobytes())
         return answer
 
     def _pieces(self, workload: Workload) -> list[Piece]:
         """Returns the pieces of a workload, after checking each: what a query class says is not believed."""
-        pieces, following, cells = list(workload.pieces(WHOLE)), 0, 0
+        pieces, following, cells = [settled(piece) for piece in workload.pieces(WHOLE)], 0, 0
         for piece in pieces:
             check_tally(piece.tally, self.schema.sizes)
-            if piece.first != following or piece.blocks not in (1, piece.tally.cells) or not piece.weight > 0:
+            if type(piece.weight) is not Fraction or not piece.weight > 0:
+                raise WorkloadError("a piece must have a Fraction above 0 as its weight")
+            if piece.first != following or piece.blocks not in (1, piece.tally.cells):
                 raise WorkloadError("a piece must be of single queries, or of one block, in the order of their ids")
             following, cells = piece.first + piece.blocks, cells + piece.tally.cells
         if (following, cells) != (workload.blocks, workload.cells):
             raise WorkloadError("a workload's pieces must be all of its queries")
+        if following > 1 << 62:
+            raise WorkloadError("single queries must be at most 2^62: take whole blocks, or fewer")
         return pieces
 
     def _scores(
@@ -313,12 +336,21 @@ def check_table(estimate: object, prior: object, pieces: Iterable[Piece], sizes:
         raise ParameterError("estimate must be a RowTable or a RelaxedTable, and prior a Prior")
     if isinstance(estimate, RelaxedTable) and estimate.sizes != sizes:
         raise ParameterError("estimate must be a table over the columns of this schema")
+    if isinstance(estimate, RowTable) and not is_encoded(estimate.source, sizes, estimate.rows):
+        raise ParameterError("estimate must be of rows encoded by this schema, as a Table")
     known = estimate.functions if isinstance(estimate, RelaxedTable) else {}
     asked = [piece.tally.function for piece in pieces if isinstance(piece.tally, RowFunction)]
     if not all(np.shape(known.get(function, 0)) == (function.count,) for function in asked):
         raise ParameterError("estimate must hold the answers of the workload's functions")
     if isinstance(prior, Prior):
         prior.check(sizes)
+
+
+def is_encoded(rows: object, sizes: tuple[int, ...], count: int) -> bool:
+    """Returns whether rows are a Table with codes of these columns; other objects might tell when they are asked."""
+    if type(rows) is not Table or type(rows.codes) is not np.ndarray or rows.sizes != sizes or rows.rows != count:
+        return False
+    return not count or bool(np.all((rows.codes >= 0) & (rows.codes < np.array(sizes))))
 
 
 def check_blocks(pieces: Iterable[Piece], score: Score) -> None:
@@ -357,11 +389,41 @@ def relative(weights: Iterable[Fraction]) -> dict[Fraction, int]:
     return {weight: max(1, round(weight / distinct[-1] * FINEST)) for weight in distinct}
 
 
+def settled(piece: Piece) -> Piece:
+    """Returns a piece with numbers of its own: what is checked is what is counted, whatever is done to it later."""
+    return replace(piece, tally=copied(piece.tally))
+
+
 def without(scores: NDArray[np.int64], first: int, excluded: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the scores of consecutive blocks, those excluded marked so."""
     start, stop = np.searchsorted(excluded, (first, first + scores.size))
     scores[excluded[start:stop] - first] = EXCLUDED
     return scores
+
+
+def advantages(pieces: Iterable[Piece], shares: Mapping[Fraction, int], offset: Sequence[float]) -> NDArray[np.int64]:
+    """Returns what is added to the score of each block, in grid units: the largest weighted offset less its own.
+
+    To subtract the offsets would be the same selection; this way no score is negative.
+    """
+    weights = np.concatenate([np.full(piece.blocks, shares[piece.weight], np.int64) for piece in pieces])
+    counts = np.array(offset, np.float64)
+    if counts.shape != weights.shape or not np.all(np.abs(counts) <= LARGEST_OFFSET):
+        raise ParameterError(f"offset must be a number for each block, of at most {LARGEST_OFFSET:.3g} counts")
+    weighted = np.rint(counts * float(1 << GRID)).astype(np.int64) * weights
+    return weighted.max() - weighted
+
+
+def raised(scores: Iterable[NDArray[np.int64]], bonus: NDArray[np.int64] | None) -> Iterator[NDArray[np.int64]]:
+    """Yields scores with what is added to each; those excluded stay so, and none exceeds the bound on scores."""
+    first = 0
+    for chunk in scores:
+        if bonus is None:
+            yield chunk
+        else:
+            higher = np.minimum(chunk + bonus[first : first + chunk.size], LARGEST)
+            yield np.where(chunk == EXCLUDED, EXCLUDED, higher)
+        first += chunk.size
 
 
 class _Cache:

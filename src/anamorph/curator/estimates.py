@@ -182,13 +182,15 @@ class RelaxedTable:
     """The answers of user-written functions, which the owner of the table has computed."""
 
     def __post_init__(self) -> None:
-        if self.lines.shape != (sum(self.sizes), self.weights.size) or self.weights.ndim != 1:
-            raise ParameterError("estimate must have a line for each code, and in it a number for each row")
         for name in ("lines", "weights"):  # no bound on a query's answer holds for other numbers: see candidates.py
-            numbers = np.clip(np.asarray(getattr(self, name), np.float32), 0, 1)
+            numbers = np.clip(np.array(getattr(self, name), np.float32), 0, 1)
             if not np.all(np.isfinite(numbers)):
                 raise ParameterError("estimate must be finite numbers")
             object.__setattr__(self, name, numbers)
+        if self.lines.shape != (sum(self.sizes), self.weights.size) or self.weights.ndim != 1:
+            raise ParameterError("estimate must have a line for each code, and in it a number for each row")
+        answers = {function: np.array(found, np.float64) for function, found in self.functions.items()}
+        object.__setattr__(self, "functions", answers)
 
     @cached_property
     def blocks(self) -> list[NDArray[np.float32]]:

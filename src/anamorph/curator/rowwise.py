@@ -187,9 +187,9 @@ def check_program(function: Rowwise) -> None:
         raise WorkloadError(f"function ({function.name!r}) must be traced over the columns of this schema")
     if not 1 <= function.count <= MOST_VALUES or len(function.names) != len(function.sizes):
         raise WorkloadError(f"function ({function.name!r}) must be made by `trace`")
-    inside, allowed = list(programs(program)), pure_operations()
-    found = dict.fromkeys(equation.primitive for inner in inside for equation in inner.eqns)
-    strange = [operation.name for operation in found if operation not in allowed]
+    inside, allowed = list(programs(program)), {id(operation) for operation in pure_operations()}
+    found = {id(equation.primitive): equation.primitive for inner in inside for equation in inner.eqns}
+    strange = [str(operation) for identity, operation in found.items() if identity not in allowed]
     if strange or any(inner.effects for inner in inside):
         raise WorkloadError(
             f"function ({function.name!r}) must be of jax's pure operations alone; it may not use "

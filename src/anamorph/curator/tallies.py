@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol
@@ -310,6 +310,30 @@ def check_tally(tally: object, sizes: tuple[int, ...]) -> None:
         sound = False
     if not sound or getattr(tally, "sizes", None) != sizes:
         raise WorkloadError("the workload must be of tallies over the columns of this schema")
+
+
+def copied(tally: Tally) -> Tally:
+    """Returns a tally made of plain integers and arrays of its own; what is no tally as it is."""
+    if type(tally) is GroupBy:
+        return GroupBy(
+            whole(tally.sizes), whole(tally.features), int(tally.start), int(tally.stop), whole(tally.prefix)
+        )
+    if type(tally) is AtLeast and type(tally.slab) is GroupBy:
+        slab = copied(tally.slab)
+        return AtLeast(slab, int(tally.least)) if isinstance(slab, GroupBy) else tally
+    if type(tally) is Tests:
+        sets = tuple(map(whole, tally.sets))
+        least = None if tally.least is None else whole(tally.least)
+        which, positions = np.array(tally.which, np.int64), np.array(tally.positions, np.int64)
+        return Tests(whole(tally.sizes), sets, which, positions, least)
+    if type(tally) is RowFunction and tally.chosen is not None:
+        return RowFunction(whole(tally.sizes), tally.function, np.array(tally.chosen, np.int64))
+    return tally
+
+
+def whole(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Returns plain integers."""
+    return tuple(int(number) for number in numbers)
 
 
 def is_slab(slab: GroupBy, sizes: tuple[int, ...]) -> bool:

@@ -76,17 +76,8 @@ class TableSource:
 
     def counts(self, sets: Sequence[tuple[int, ...]]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Returns, for each marginal in turn, its non-empty cells in order and their counts."""
-        sizes = check_sets(sets, self.schema)
-        return (self._count(columns, cells) for columns, cells in zip(sets, sizes, strict=True))
-
-    def _count(self, columns: tuple[int, ...], cells: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        positions = self._table.cells(columns)
-        if cells > 4 * self.rows():
-            found, counts = np.unique(positions, return_counts=True)
-            return found, counts.astype(np.int64)
-        dense = np.bincount(positions, minlength=cells).astype(np.int64)
-        found = np.flatnonzero(dense)
-        return found, dense[found]
+        check_sets(sets, self.schema)
+        return self._table.counts(sets)
 
     def batches(self) -> Iterator[NDArray[np.int32]]:
         """Yields the encoded rows, in batches."""
