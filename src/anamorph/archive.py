@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from anamorph.curator.chain import sync_directory
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, UsageError
 from anamorph.models.answers import Answers, Zero
+from anamorph.models.graphical import GraphicalModel
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.custom import Custom, CustomCells, Recorded
@@ -41,7 +42,12 @@ FORMAT = "anamorph release"
 VERSION = 1
 HEADER = "release.json"
 ARRAYS = ("model.safetensors", "measurements.safetensors")
-MODELS: dict[str, type[Model]] = {"relaxed": RelaxedRows, "answers": Answers, "zero": Zero}
+MODELS: dict[str, type[Model]] = {
+    "relaxed": RelaxedRows,
+    "graphical": GraphicalModel,
+    "answers": Answers,
+    "zero": Zero,
+}
 LARGEST_HEADER = 256 << 20
 
 
