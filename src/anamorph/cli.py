@@ -35,7 +35,7 @@ Spec = Annotated[
     str, typer.Option("--workload", help="'marginals:k=3,count=64,seed=0', 'thresholds:k=4,r=2', or a YAML file.")
 ]
 Neighbours = Annotated[str, typer.Option("--neighbours", help="What one person may change: replace or add-remove.")]
-Name = Annotated[str, typer.Option("--mechanism", help="all-zero, gaussian or rap.")]
+Name = Annotated[str, typer.Option("--mechanism", help="rap, aim, mst, mwem-pgm, independent, gaussian or all-zero.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="name=value: a parameter of the mechanism.")]
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The file that keeps what was spent.")]
 MemorySize = Annotated[str | None, typer.Option("--memory", help="The memory to keep within, such as 4GB.")]

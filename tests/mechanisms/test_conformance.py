@@ -18,9 +18,13 @@ from anamorph.curator.curator import Curator
 from anamorph.curator.ledger import Ledger
 from anamorph.curator.tallies import count, grid
 from anamorph.errors import AnamorphError, ParameterError, WorkloadError
+from anamorph.mechanisms.aim import AIM
 from anamorph.mechanisms.all_zero import AllZero
 from anamorph.mechanisms.gaussian import Gaussian
+from anamorph.mechanisms.independent import Independent
 from anamorph.mechanisms.mechanism import NAMES, description, mechanism
+from anamorph.mechanisms.mst import MST
+from anamorph.mechanisms.mwem_pgm import MWEMPGM
 from anamorph.mechanisms.rap import RAP
 from anamorph.queries.custom import Recorded, custom
 from anamorph.queries.marginals import Marginals
@@ -45,7 +49,12 @@ TABLE = {
         True,
         False,
     ),
+    "independent": (Independent(), True, False),
+    "mst": (MST(iterations=50), True, False),
+    "mwem-pgm": (MWEMPGM(rounds=2, iterations=50), True, False),
+    "aim": (AIM(rounds=2, iterations=50), True, False),
 }
+GRAPHICAL = ("independent", "mst", "mwem-pgm", "aim")
 NOISY = [made for made, *_ in TABLE.values() if made.name != "all-zero"]
 RELATIONS = ("replace", "add-remove")
 
@@ -78,8 +87,8 @@ WORKLOADS = {
         (Fraction(1), Fraction(1, 2), Fraction(3), Fraction(1)),
     ),
 }
-REFUSED = {(name, "mixed") for name in ("gaussian", "gaussian cells", "rap blocks")}
-"""Noisy answers are kept of marginals and thresholds; and only those are selected in whole blocks."""
+REFUSED = {(name, "mixed") for name in ("gaussian", "gaussian cells", "rap blocks", *GRAPHICAL)}
+"""Noisy answers are kept of marginals and thresholds; only those are selected in whole blocks, or have a graph."""
 CASES = [(name, kind) for name in TABLE for kind in WORKLOADS if (name, kind) not in REFUSED]
 
 

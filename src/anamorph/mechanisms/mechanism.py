@@ -47,8 +47,12 @@ class Mechanism(Protocol):
 
 
 NAMES = {
+    "aim": ("anamorph.mechanisms.aim", "AIM"),
     "all-zero": ("anamorph.mechanisms.all_zero", "AllZero"),
     "gaussian": ("anamorph.mechanisms.gaussian", "Gaussian"),
+    "independent": ("anamorph.mechanisms.independent", "Independent"),
+    "mst": ("anamorph.mechanisms.mst", "MST"),
+    "mwem-pgm": ("anamorph.mechanisms.mwem_pgm", "MWEMPGM"),
     "rap": ("anamorph.mechanisms.rap", "RAP"),
 }
 
