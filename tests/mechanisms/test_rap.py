@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anamorph.columns import Codes
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
-from anamorph.errors import WorkloadError
+from anamorph.errors import ParameterError, WorkloadError
 from anamorph.mechanisms.rap import RAP
 from anamorph.queries.custom import CustomCells, custom
 from anamorph.queries.marginals import Cells, Marginals
@@ -142,3 +142,9 @@ def test_marginals_of_a_given_order_are_measured_in_place_of_larger_ones():
     assert RAP(rounds=1, order=1).queries(THRESHOLDS).parts[0].sets == ((0,), (1,), (2,))
     assert RAP(rounds=1, order=3).queries(THRESHOLDS).digest == RAP(rounds=1).queries(THRESHOLDS).digest
     assert RAP(order=2).queries(THRESHOLDS).digest == RAP().queries(THRESHOLDS).digest  # single queries are themselves
+
+
+@pytest.mark.parametrize("prior", [-0.1, 0.9999, 1.0])
+def test_a_prior_that_a_selection_would_refuse_is_refused_at_once(prior):
+    with pytest.raises(ParameterError, match="prior"):
+        RAP(prior=prior)

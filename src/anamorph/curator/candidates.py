@@ -31,6 +31,9 @@ from anamorph.errors import ParameterError
 TICKETS = 60
 """The binary digits of the tickets of one block."""
 
+LARGEST_SHARE = 0.999
+"""The largest share of the popular in a prior: beyond, the few tickets of the others would be waited for too long."""
+
 Scored = Callable[[Integers], Integers]
 """Returns the exact scores of cells of a block."""
 
@@ -46,8 +49,8 @@ class Prior:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "popular", np.array(self.popular, np.float64))  # a copy: nobody changes it later
-        if not 0 <= self.share <= 0.999:  # beyond, the few tickets of the others would be waited for too long
-            raise ParameterError(f"share ({self.share!r}) must be from 0 to 0.999")
+        if not 0 <= self.share <= LARGEST_SHARE:
+            raise ParameterError(f"share ({self.share!r}) must be from 0 to {LARGEST_SHARE}")
         if not np.all((self.popular >= 0) & (self.popular <= 1)):
             raise ParameterError("popular must be numbers from 0 to 1")
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from anamorph import progress
 from anamorph.curator.budget import proportional
-from anamorph.curator.candidates import Prior
+from anamorph.curator.candidates import LARGEST_SHARE, Prior
 from anamorph.curator.curator import Curator
 from anamorph.curator.estimates import RelaxedTable
 from anamorph.curator.scores import AbsoluteError, L1Error
@@ -78,8 +78,8 @@ class RAP(RelaxedProjection):
             raise ParameterError(f"order ({self.order!r}) must be at least 0")
         if not 0 < self.split < 1:
             raise ParameterError(f"split ({self.split!r}) must be in (0, 1)")
-        if not 0 <= self.prior < 1:
-            raise ParameterError(f"prior ({self.prior!r}) must be in [0, 1)")
+        if not 0 <= self.prior <= LARGEST_SHARE:
+            raise ParameterError(f"prior ({self.prior!r}) must be from 0 to {LARGEST_SHARE}")
         if not 1 <= self.growth <= 10:
             raise ParameterError(f"growth ({self.growth!r}) must be in [1, 10]")
 
