@@ -25,6 +25,7 @@ from anamorph.curator.purse import Purse
 from anamorph.curator.rowwise import RowFunction, Rowwise, sums
 from anamorph.curator.scores import GRID, LARGEST, SCORES, AbsoluteError, L1Error, Score, errors, times
 from anamorph.curator.tallies import (
+    WHOLE,
     Counts,
     GroupBy,
     Tally,
@@ -43,9 +44,6 @@ from anamorph.table import Table
 if TYPE_CHECKING:
     from anamorph.queries.piece import Piece
     from anamorph.queries.workload import Workload
-
-WHOLE = 1 << 62
-"""A limit on pieces that cuts no block."""
 
 CACHE_BYTES = 256 << 20
 """How much memory the curator keeps for counts that are asked again."""

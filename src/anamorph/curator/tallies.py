@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from anamorph.curator.budget import Relation
 
 
+WHOLE = 1 << 62
+"""A limit on pieces that cuts no block."""
+
+
 @dataclass(frozen=True)
 class GroupBy:
     """A slab of one marginal, in C order.

@@ -21,16 +21,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anamorph.curator.tallies import WHOLE
 from anamorph.errors import WorkloadError
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.piece import Piece
 
 PIECE_CELLS = 1 << 22
 """How many answers are held at a time: 32 MiB of counts."""
-
-
-WHOLE = 1 << 62
-"""A limit on pieces that cuts no block."""
 
 
 class Queries(Protocol):
