@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import accuracy, counting, scale, speed, thresholds
+from bench import accuracy, counting, matrix, scale, speed, thresholds
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "rho": accuracy.rho,
@@ -22,6 +22,8 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "compilations": speed.compilations,
     "rap-cells": accuracy.rap_cells,
     "rap-blocks": accuracy.rap_blocks,
+    "hdmm": matrix.hdmm,
+    "coverage": matrix.coverage,
     "scale-one-round": lambda: scale.measured("one-round"),
     "scale-all-three-way": lambda: scale.measured("all-three-way"),
     "scale-five-way": lambda: scale.measured("five-way"),

@@ -66,7 +66,8 @@ def measure_step() -> dict[str, Any]:
     import jax
 
     from anamorph.models import goals
-    from anamorph.models.relaxed import RelaxedProjection, advance, scatter, start
+    from anamorph.models.descent import advance, start
+    from anamorph.models.relaxed import RelaxedProjection, scatter
     from anamorph.models.simplex import Layout
     from anamorph.queries.marginals import random_marginals
     from anamorph.queries.workload import Workload
@@ -82,11 +83,12 @@ def measure_step() -> dict[str, Any]:
     found = {}
     for simplex in ("sparsemax", "softmax"):
         estimator = RelaxedProjection(simplex=simplex, tolerance=0.0)
-        state = start(estimator, scatter(estimator, layout, jax.random.key(0)))
+        problem = estimator.problem(layout)
+        state = start(problem, scatter(estimator, layout, jax.random.key(0)))
         times = []
         for until in range(100, 700, 100):
             begin = time.perf_counter()
-            state = jax.block_until_ready(advance(estimator, layout, state, aims, until))
+            state = jax.block_until_ready(advance(problem, state, aims, until))
             times.append((time.perf_counter() - begin) * 10)
         found[simplex] = min(times[1:])
     return {"ms": found["sparsemax"], "ms_softmax": found["softmax"]}

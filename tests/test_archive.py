@@ -20,9 +20,11 @@ from anamorph.archive import ARRAYS, HEADER, check_target, digest, load, save
 from anamorph.columns import Categorical, Codes
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
+from anamorph.models.least_squares import least_squares
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.residuals import Residuals
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement, Privacy, Release, Spend
@@ -43,6 +45,10 @@ WORKLOADS = {
     "single thresholds": THRESHOLDS.by_cell(),
     "chosen thresholds": THRESHOLDS.by_cell().take([8, 3]),
     "weights": Workload((*THRESHOLDS.parts, *MARGINALS.parts), weights=(Fraction(5, 2), Fraction(1, 3))),
+    "residuals": Workload(
+        (Residuals(SIZES, ((1, 0), (0,))), *MARGINALS.parts, Residuals(SIZES, ((1,),))),
+        weights=(Fraction(5, 2), Fraction(1, 3), Fraction(7)),
+    ),
 }
 FUNCTION = custom(lambda row: row["a"] / 2, SCHEMA, name="my_queries:half")
 FUNCTIONS = {
@@ -70,6 +76,7 @@ MODELS = {
     "relaxed": relaxed(),
     "answers": Answers(SIZES, {(0, 1): np.arange(9.0), (1,): np.arange(3.0) / 7}, {(0, 1): 0.1, (1,): 0.3}),
     "zero": Zero(SIZES),
+    "least-squares": least_squares(SIZES, (measured(WORKLOADS["residuals"], varied=True),)),
 }
 
 
@@ -147,7 +154,7 @@ def test_functions_come_back_by_name_alone(tmp_path, monkeypatch):
     assert contents(tmp_path / "s") == contents(tmp_path / "r")
 
 
-OTHER = ("single thresholds", "weights", "chosen values", "weighted function")
+OTHER = ("single thresholds", "weights", "chosen values", "weighted function", "residuals")
 
 
 @pytest.mark.parametrize(
@@ -173,6 +180,18 @@ OTHER = ("single thresholds", "weights", "chosen values", "weighted function")
         (3, lambda item: item["parts"][0].update(values=-3)),
         (3, lambda item: item["parts"][0].update(values=10**40)),
         (3, lambda item: item["parts"][0].update(values="many")),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 0]])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 0], [0, 1]])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 1], [0]])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 2], [0]])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 0], [-2]])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 0], [0], []])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 0], ["0"]])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 0], [0.0]])),
+        (4, lambda item: item["parts"][0].update(residuals=[[1, 0], 0])),
+        (4, lambda item: item["parts"][0].update(residuals=2)),
+        (4, lambda item: item["parts"][0].update(residuals=[])),
+        (4, lambda item: item["parts"][2].update(residuals=[[0], [1]])),
     ],
 )
 def test_queries_that_are_none_are_refused(tmp_path, measurement, change):
@@ -291,10 +310,24 @@ def test_foreign_headers_are_refused(saved, content, words):
         lambda header: header.update(model=["relaxed"]),
         lambda header: header.update(model="answers"),
         lambda header: header.update(model="zero"),
+        lambda header: header.update(model="least-squares"),
         lambda header: header.update(total="many"),
         lambda header: header["privacy"].pop("rho"),
         lambda header: header["privacy"].update(more=1),
         lambda header: header["privacy"].update(spends=5),
+        lambda header: header["privacy"].update(epsilon="1"),
+        lambda header: header["privacy"].update(epsilon=-3),
+        lambda header: header["privacy"].update(epsilon=5.0),
+        lambda header: header["privacy"].update(delta=None),
+        lambda header: header["privacy"].update(rho=[1]),
+        lambda header: header["privacy"].update(private="no"),
+        lambda header: header["privacy"].update(neighbours=3),
+        lambda header: header["privacy"]["spends"][0].update(rho="1"),
+        lambda header: header["privacy"]["spends"][0].update(more=1),
+        lambda header: header.update(private=not header["private"]),
+        lambda header: header.update(statement="This release is perfectly private."),
+        lambda header: header.update(total=True),
+        lambda header: header["measurements"][0].update(total=-5),
         lambda header: header.update(measurements=5),
         lambda header: header["measurements"].append(header["measurements"][0]),
         lambda header: header["measurements"][0].update(parts=[]),

@@ -14,8 +14,10 @@ from anamorph.columns import Codes
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
+from anamorph.mechanisms.aim import AIM
 from anamorph.mechanisms.all_zero import AllZero
 from anamorph.mechanisms.gaussian import Gaussian
+from anamorph.mechanisms.mwem_pgm import MWEMPGM
 from anamorph.mechanisms.rap import RAP
 from anamorph.planning import SMALLEST_PIECE, divide, parse_memory, plan
 from anamorph.queries.marginals import Marginals
@@ -205,3 +207,16 @@ def test_a_measurement_too_large_for_a_ledger_is_refused_at_once(mechanism):
         WorkloadError, match=r"a measurement \(of up to 12500[0-9]+ queries\) must have at most 100000000"
     ):
         plan(wide, "marginals:k=3; thresholds:k=1,r=1", mechanism, BUDGET, neighbours="replace", rows=5, memory=10**12)
+
+
+@pytest.mark.parametrize("mechanism", [AIM(split=1e-17), MWEMPGM(split=1e-17)])
+def test_a_step_without_budget_is_refused_before_anything_is_charged(mechanism):
+    with pytest.raises(ParameterError, match="every step must have some of the budget"):
+        plan(SCHEMA, "marginals:k=2", mechanism, BUDGET, neighbours="replace", rows=5)
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(), MWEMPGM(), RAP(rounds=1)])
+def test_noise_out_of_range_is_refused_before_anything_is_charged(mechanism):
+    tiny = Budget(epsilon=1e-11, delta=1e-16)
+    with pytest.raises(ParameterError, match=r"epsilon must be larger: the noise of a measurement .* is out of range"):
+        plan(SCHEMA, "marginals:k=2", mechanism, tiny, neighbours="replace", rows=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -15,9 +16,13 @@ from hypothesis import strategies as st
 from anamorph.columns import Categorical, Codes, Numeric, Ordinal
 from anamorph.errors import ParameterError, SchemaError, UsageError
 from anamorph.models.answers import Answers, Zero
+from anamorph.models.least_squares import least_squares
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.marginals import Marginals
+from anamorph.queries.residuals import Residuals
+from anamorph.queries.workload import Workload
 from anamorph.questions import LONGEST, ask
-from anamorph.release import Privacy, Release
+from anamorph.release import Measurement, Privacy, Release, Spend
 from anamorph.schema import Schema
 
 SCHEMA = Schema(
@@ -32,6 +37,7 @@ SCHEMA = Schema(
 SIZES = SCHEMA.sizes
 CELLS = np.random.default_rng(0).dirichlet(np.full(math.prod(SIZES), 0.2))
 PRIVACY = Privacy("replace", 1.0, 1e-6, 0.1, ())
+Z = 1.959963984540054
 
 
 def release(model, schema=SCHEMA, total=200.0):
@@ -131,7 +137,7 @@ def test_rows_answer_as_their_cells_do():
     model = RelaxedRows(SIZES, matrix, np.full(30, 1 / 30, np.float32))
     found = ask(release(model), "sex = 'F' and code in (0, 2)")
     assert found.fraction == pytest.approx(np.mean((codes[:, 0] == 0) & np.isin(codes[:, 4], (0, 2))), abs=1e-6)
-    assert found.sigma is None
+    assert found.sigma is found.low is found.high is None
     assert ask(release(Zero(SIZES)), "sex = 'F'").fraction == 0
 
 
@@ -198,6 +204,53 @@ def test_the_noise_is_that_of_the_cells_that_are_summed():
         assert ask(noisy, question).sigma == pytest.approx(sigma), question
     with pytest.raises(ParameterError, match="must be one that was measured"):
         ask(noisy, "code = 1")
+
+
+def test_the_interval_is_around_what_was_measured():
+    """Of a bin cut in two, half of its noise; a private number of rows moves a noisy answer, too."""
+    model = Answers(SIZES, {(3,): np.array([0.4, 0.3, 0.2, 0.1])}, {(3,): 0.02})
+    found = ask(release(model), "pay < 3")
+    sigma = 0.02 * math.sqrt(1.25)
+    assert found.fraction == pytest.approx(0.55)
+    assert (found.sigma, found.low, found.high) == pytest.approx((sigma, 0.55 - Z * sigma, 0.55 + Z * sigma))
+    wide = ask(release(model), "pay < 3", confidence=0.999)
+    assert (wide.fraction, wide.sigma) == (found.fraction, found.sigma)
+    assert wide.high - wide.low == pytest.approx(2 * 3.290526731 * sigma)
+    private = replace(release(model), privacy=replace(PRIVACY, spends=(Spend("total", 0.005, "rows"),)))
+    assert ask(private, "pay < 3").sigma == pytest.approx(math.hypot(sigma, 10 / 200 * 0.55))
+    sure = ask(release(model), "pay >= -5")
+    assert (sure.low, sure.high) == pytest.approx((1 - Z * 0.04, 1))
+    for confidence in (0, 1, 95):
+        with pytest.raises(ParameterError, match="confidence"):
+            ask(release(model), "pay < 3", confidence=confidence)
+
+
+def test_the_interval_of_a_model_is_that_of_its_measurements():
+    """Whatever the model answers: sex was measured, with 4 values, and level was not."""
+    workload = Workload((Marginals(SIZES, ((0,),)),))
+    values = np.array([0.3, 0.3, 0.2, 0.3])
+    made = replace(release(Zero(SIZES)), measurements=(Measurement(workload, values, np.array([0.02]), 200.0),))
+    found = ask(made, "sex in ('F', 'M')")
+    middle, sigma = 0.55, 0.02 * math.sqrt(2 - 4 / 4)
+    assert found.fraction == found.count == 0
+    assert (found.sigma, found.low, found.high) == pytest.approx((sigma, middle - Z * sigma, middle + Z * sigma))
+    for question in ("level = 'a'", "sex = 'F' and level = 'a'"):
+        unknown = ask(made, question)
+        assert (unknown.sigma, unknown.low, unknown.high) == (None, None, None)
+
+
+def test_a_linear_model_answers_in_the_middle_of_its_intervals():
+    generator = np.random.default_rng(6)
+    workload = Workload((Marginals(SIZES, ((4, 0), (3,))), Residuals(SIZES, ((0,),))))
+    log = Measurement(workload, generator.uniform(0, 0.1, workload.cells), np.array([0.001, 0.002, 0.003]), 200.0)
+    made = replace(release(least_squares(SIZES, (log,))), measurements=(log,))
+    for question in ("sex = 'F' and code in (0, 2)", "pay < 3", "code = 1", "sex <> 'F'"):
+        found = ask(made, question)
+        assert (found.low + found.high) / 2 == pytest.approx(found.fraction)
+        assert 0 < found.sigma < 0.01
+        assert found.high - found.low == pytest.approx(2 * Z * found.sigma)
+    with pytest.raises(ParameterError, match="must be one that was measured"):
+        ask(made, "level = 'a'")
 
 
 @pytest.mark.parametrize(

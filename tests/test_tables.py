@@ -19,8 +19,10 @@ from anamorph.columns import Categorical, Codes, Numeric, Ordinal
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
-from anamorph.release import Privacy, Release
+from anamorph.queries.workload import Workload
+from anamorph.release import Measurement, Privacy, Release
 from anamorph.schema import Schema
 from anamorph.sources import encode
 from anamorph.tables import answer_table, code_labels, replace_file, sample_rows, write_table
@@ -76,6 +78,44 @@ def test_answers_are_listed_cell_by_cell():
     np.testing.assert_allclose(found.column("count"), 50 * values)
 
 
+def test_answers_have_the_ends_of_their_intervals():
+    model = Answers(SIZES, {(0, 2): np.linspace(-0.1, 0.9, 8)}, {(0, 2): 0.1})
+    found = answer_table(release(model=model), "marginals:of=sex+level; thresholds:of=sex+level,r=1")
+    assert found.column_names == ["columns", "values", "fraction", "count", "low", "high"]
+    fraction, low, high = (found.column(name).to_numpy() for name in ("fraction", "low", "high"))
+    reach = 1.959963984540054 * 0.1 * np.sqrt(np.repeat([1, 4 + 2 - 1], 8))
+    np.testing.assert_allclose(low, np.clip(fraction - reach, 0, 1))
+    np.testing.assert_allclose(high, np.clip(fraction + reach, 0, 1))
+    half = answer_table(release(model=model), "marginals:of=sex+level", confidence=0.5).column("high").to_numpy()
+    np.testing.assert_allclose(half, np.clip(fraction[:8] + 0.6744897501960817 * 0.1, 0, 1))
+    with pytest.raises(ParameterError, match="confidence"):
+        answer_table(release(model=model), "marginals:of=sex+level", confidence=1.0)
+
+
+def test_intervals_that_are_not_known_are_empty(tmp_path):
+    """Of rows nothing is known but what was measured: level, and two cells of sex x age."""
+    parts = (
+        Marginals(SIZES, ((2,),)),
+        *Workload((Marginals(SIZES, ((1, 0),)),)).by_cell().take([5, 0]).parts,
+    )
+    workload = Workload(parts)
+    log = Measurement(workload, np.array([0.5, 0.5, 0.2, 0.3]), np.array([0.01, 0.02, 0.02]), 50.0)
+    made = replace(release(), measurements=(log,))
+    found = answer_table(made, "marginals:of=level; marginals:of=sex+age; marginals:of=code")
+    low, high = (np.array(found.column(name).to_pylist(), object) for name in ("low", "high"))
+    known = [0, 1, 2, 2 + 1 * 5 + 1]  # (age, sex) = (1, 1) and (0, 0)
+    assert [i for i, end in enumerate(low) if end is not None] == known
+    assert [i for i, end in enumerate(high) if end is not None] == known
+    z = 1.959963984540054
+    assert low[known].tolist() == pytest.approx([0.5 - z * 0.01 * 0.5**0.5] * 2 + [0.3 - z * 0.02, 0.2 - z * 0.02])
+    assert high[known].tolist() == pytest.approx([0.5 + z * 0.01 * 0.5**0.5] * 2 + [0.3 + z * 0.02, 0.2 + z * 0.02])
+    write_table(found, tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert [i for i, row in enumerate(rows[1:]) if row[-1]] == known
+    assert all(row[-2:] == ["", ""] for i, row in enumerate(rows[1:]) if i not in known)
+
+
 def test_answers_of_several_marginals_follow_each_other():
     found = answer_table(release(), "marginals:k=1")
     assert found.num_rows == sum(SIZES)
@@ -115,6 +155,20 @@ def test_blocks_in_several_pieces_are_listed_in_order(monkeypatch):
         cut = answer_table(release(), "thresholds:of=sex+age+level,r=2;marginals:k=2")
         assert cut.select(["columns", "values"]).equals(whole.select(["columns", "values"]))
         np.testing.assert_allclose(cut.column("fraction"), whole.column("fraction"), atol=1e-6)
+
+
+def test_intervals_in_several_pieces_are_those_of_the_whole(monkeypatch):
+    spec = "thresholds:of=sex+age+level,r=2; marginals:of=level+age+sex"
+    sets = ((0, 1, 2), (1,))
+    workload = Workload((Marginals(SIZES, sets),))
+    values = np.random.default_rng(2).uniform(0, 0.1, workload.cells)
+    made = replace(release(), measurements=(Measurement(workload, values, np.array([0.01, 0.02]), 50.0),))
+    whole = answer_table(made, spec)
+    for limit in (1, 3, 17):
+        monkeypatch.setattr(tables, "parse_workload", lambda *given, n=limit: replace(parse_workload(*given), limit=n))
+        cut = answer_table(made, spec)
+        for name in ("low", "high"):
+            np.testing.assert_allclose(cut.column(name), whole.column(name))
 
 
 def test_too_many_answers_are_refused(monkeypatch):

@@ -20,19 +20,23 @@ import shutil
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.chain import sync_directory
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, UsageError
 from anamorph.models.answers import Answers, Zero
+from anamorph.models.generator import Generator
 from anamorph.models.graphical import GraphicalModel
+from anamorph.models.least_squares import LeastSquares
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.custom import Custom, CustomCells, Recorded
 from anamorph.queries.marginals import Cells, Marginals
+from anamorph.queries.residuals import Residuals
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Queries, Workload
 from anamorph.release import Measurement, Privacy, Release, Spend
@@ -44,7 +48,9 @@ HEADER = "release.json"
 ARRAYS = ("model.safetensors", "measurements.safetensors")
 MODELS: dict[str, type[Model]] = {
     "relaxed": RelaxedRows,
+    "generator": Generator,
     "graphical": GraphicalModel,
+    "least-squares": LeastSquares,
     "answers": Answers,
     "zero": Zero,
 }
@@ -226,19 +232,47 @@ def plain_header(release: Release, described: list[Any], contents: dict[str, byt
 def from_plain(header: dict[str, Any], arrays: dict[str, dict[str, NDArray]]) -> Release:
     """Returns the release that a header and its arrays describe."""
     schema = Schema.from_dict(header["schema"])
-    if not header["total"] >= 0:
-        raise ValueError("total")
-    promise = header["privacy"] | {"spends": tuple(Spend(**spend) for spend in header["privacy"]["spends"])}
+    promise = privacy_of(header["privacy"])
+    if header["private"] is not promise.private or header["statement"] != promise.statement():
+        raise ValueError("the statement must be that of the promise")
     return Release(
         schema,
         MODELS[header["model"]].from_arrays(schema.sizes, arrays["model.safetensors"]),
         measurements_of(header["measurements"], arrays["measurements.safetensors"], schema.sizes),
-        Privacy(**promise),
-        float(header["total"]),
+        promise,
+        number(header["total"]),
         header["mechanism"],
         header["workload"],
         header["degraded"],
     )
+
+
+def privacy_of(plain: dict[str, Any]) -> Privacy:
+    """Returns the promise of a release; refuses one that could not have been made."""
+    spends = tuple(Spend(text(item["kind"]), number(item["rho"]), text(item["what"])) for item in plain["spends"])
+    budget = Budget(epsilon=number(plain["epsilon"]), delta=number(plain["delta"]))
+    if plain["neighbours"] not in get_args(Relation) or not isinstance(plain["private"], bool):
+        raise ValueError("the promise must name its neighbours, and whether it is private")
+    found = Privacy(
+        plain["neighbours"], budget.epsilon, budget.delta, number(plain["rho"]), spends, private=plain["private"]
+    )
+    if asdict(found) != plain | {"spends": tuple(plain["spends"])}:
+        raise ValueError("the promise must have nothing else")
+    return found
+
+
+def number(value: object, *, least: float = 0.0) -> float:
+    """Returns a finite number that is not below the least; refuses anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        raise ValueError("a figure must be a finite number, and not too small")
+    return float(value)
+
+
+def text(value: object) -> str:
+    """Returns a text; refuses anything else."""
+    if not isinstance(value, str):
+        raise TypeError("a name must be a text")
+    return value
 
 
 def plain_measurements(measurements: tuple[Measurement, ...]) -> tuple[dict[str, NDArray], list[Any]]:
@@ -273,10 +307,11 @@ def measurements_of(
         parts = [queries_of(part, where, sizes) for part, where in zip(item["parts"], chosen, strict=True)]
         workload = Workload(tuple(parts), weights=tuple(Fraction(*pair) for pair in item.get("weights", ())))
         values, sigma = arrays[f"values.{index}"], arrays[f"sigma.{index}"]
-        if values.shape != (workload.cells,) or not (np.all(np.isfinite(values)) and np.all(np.isfinite(sigma))):
+        real = values.dtype == np.float64 and sigma.dtype == np.float64 and bool(np.all(np.isfinite(values)))
+        if values.shape != (workload.cells,) or not real or not np.all((sigma > 0) & (sigma < np.inf)):
             raise CorruptionError("the release's measurements must fit their workload; they do not")
         sigma = np.broadcast_to(sigma, workload.blocks).copy()
-        measurements.append(Measurement(workload, values, sigma, float(item["total"])))
+        measurements.append(Measurement(workload, values, sigma, number(item["total"], least=1.0)))
     return tuple(measurements)
 
 
@@ -288,6 +323,8 @@ def plain_queries(part: Queries) -> tuple[dict[str, Any], NDArray | None]:
         )
     if isinstance(part, Recorded):
         return {"function": part.name, "values": part.count, "cells": part.single}, part.chosen
+    if isinstance(part, Residuals):
+        return {"residuals": part.sets}, None
     if not isinstance(part, Marginals | Cells):
         raise ParameterError("measurements must be of marginals, thresholds or functions to be saved")
     marginals = part.marginals if isinstance(part, Cells) else part
@@ -305,6 +342,9 @@ def queries_of(described: dict[str, Any], chosen: NDArray | None, sizes: tuple[i
     if "function" in described:
         name, count, single = str(described["function"]), int(described["values"]), bool(described["cells"])
         whole: Queries = Recorded(name, count, chosen, single, sizes=sizes)
+    elif "residuals" in described:
+        whole = Residuals(sizes, tuple(tuple(features) for features in described["residuals"]))
+        count = 0
     else:
         sets = tuple(tuple(features) for features in described["sets"])
         marginals = Marginals(sizes, sets)

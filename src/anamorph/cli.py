@@ -195,10 +195,13 @@ def query(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="A CSV or Parquet file for the answers.")
     ] = None,
+    confidence: Annotated[
+        float, typer.Option("--confidence", help="Of the intervals, where the noise of an answer is known.")
+    ] = 0.95,
     overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
     as_json: Json = False,
 ) -> None:
-    """Answer questions from a release, as fractions and counts."""
+    """Answer questions from a release, as fractions and counts, with error bars where the noise is known."""
     from dataclasses import asdict  # noqa: PLC0415
 
     from anamorph.errors import ParameterError  # noqa: PLC0415
@@ -212,16 +215,18 @@ def query(
         if output is None:
             raise ParameterError("query --workload must name a file for its answers: -o answers.csv")
         with _console.progress_bars():
-            write_table(answer_table(loaded, workload), output, overwrite=overwrite)
+            write_table(answer_table(loaded, workload, confidence=confidence), output, overwrite=overwrite)
         tell(f"answers: {output}")
         return
-    answers = [asdict(ask(loaded, question)) for question in questions or ()]
+    answers = [asdict(ask(loaded, question, confidence=confidence)) for question in questions or ()]
     if as_json:
         print(json.dumps({"private": loaded.privacy.private, "answers": answers}))
         return
     for answer in answers:
-        bar = f" +- {1.96 * answer['sigma']:.4g} (95%)" if answer["sigma"] is not None else ""
-        tell(f"{answer['question']}: {answer['fraction']:.6g}{bar}, about {answer['count']:.0f} rows")
+        bar = ""
+        if answer["sigma"] is not None:
+            bar = f", from {answer['low']:.6g} to {answer['high']:.6g} ({100 * confidence:g}%)"
+        tell(f"{answer['question']}: {answer['fraction']:.6g}{bar}; about {answer['count']:.0f} rows")
 
 
 @app.command()

@@ -18,7 +18,7 @@ from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
 from anamorph.errors import ParameterError
 from anamorph.mechanisms.mechanism import Mechanism, description
-from anamorph.planning import Memory, available_memory, check_answers, divide
+from anamorph.planning import Memory, available_memory, check_steps, divide
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
@@ -67,7 +67,7 @@ class Fit:
         workload = parse_workload(self.workload, self.schema)
         steps = self.mechanism.steps_for(workload, self.budget.rho)
         workload = replace(workload, limit=self.divided(workload).pieces)
-        check_answers(steps)
+        check_steps(steps, self.neighbours)
         if self.output is not None:
             archive.check_target(self.output, overwrite=self.overwrite)
             if self.ledger is not None and self.ledger.absolute() == self.output.absolute():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale, rest
 from anamorph.curator.curator import LARGEST_ANSWER, TOTAL_SHARE
-from anamorph.curator.tallies import squared_sensitivity
+from anamorph.curator.noise import LARGEST
+from anamorph.curator.tallies import scale, squared_sensitivity
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.mechanisms.mechanism import Mechanism, Step, description
 from anamorph.queries.marginals import Cells, Marginals
@@ -63,8 +66,13 @@ def divide(memory: int, mechanism: Mechanism, workload: Workload) -> Memory:
     return Memory(memory, engine, pieces)
 
 
-def check_answers(steps: Sequence[Step]) -> None:
-    """Refuses a measurement of more queries than a ledger can store as one record, before anything is spent."""
+def check_steps(steps: Sequence[Step], neighbours: Relation) -> None:
+    """Refuses, before anything is spent, steps that a curator would: too small a budget, too many queries at once."""
+    if not all(step.rho > 0 for step in steps):
+        raise ParameterError("every step must have some of the budget: take a split further from 0 and 1")
+    noise = max((sigma_of(step, neighbours) * finest(step) for step in steps if step.kind == "measure"), default=0.0)
+    if noise > LARGEST:
+        raise ParameterError(f"epsilon must be larger: the noise of a measurement (sigma {noise:.3g}) is out of range")
     largest = max((step.cells for step in steps if step.kind == "measure"), default=0)
     if largest > LARGEST_ANSWER:
         raise WorkloadError(
@@ -97,7 +105,7 @@ def plan(
     divided = divide(available_memory() if memory is None else memory, mechanism, workload)
     workload = replace(workload, limit=divided.pieces)
     steps = mechanism.steps_for(workload, budget.rho)
-    check_answers(steps)
+    check_steps(steps, neighbours)
     if neighbours == "add-remove" and steps:
         total = Step("total", TOTAL_SHARE * budget.rho, 1, 1)
         steps = (total, *mechanism.steps_for(workload, rest(budget.rho, total.rho)))
@@ -151,8 +159,18 @@ def sigma_of(step: Step, neighbours: Relation) -> float:
     pieces = list(asked.pieces(WHOLE))
     weights = [piece.weight for piece in pieces]
     squared = squared_sensitivity([piece.tally for piece in pieces], neighbours, weights)
-    squared = max(squared, sum(piece.weight * piece.blocks for piece in pieces))  # single queries compose by block
+    if any(piece.blocks > 1 for piece in pieces):  # single queries compose by block
+        squared = max(squared, sum((piece.weight * piece.blocks for piece in pieces), start=Fraction(0)))
     return gaussian_sigma(squared / max(weights), step.rho)
+
+
+def finest(step: Step) -> float:
+    """Returns the most that the noise of some numbers, in their own units, is of what `sigma_of` says."""
+    if step.workload is None or not step.workload.weights:
+        return 1.0
+    pieces = list(step.workload.pieces(WHOLE))
+    heaviest = max(piece.weight for piece in pieces)
+    return max(scale(piece.tally) * math.sqrt(heaviest / piece.weight) for piece in pieces)
 
 
 def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...]) -> float:
@@ -168,8 +186,9 @@ def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...]) -
         return noise
     whole = [step.blocks < step.cells for step in steps if step.kind == "select"]
     selections = sum(workload.cells * 6e-8 if block else workload.blocks * 1.2e-2 for block in whole)
-    done, projection = 0.0, 0.0
+    done, projection = 0, 0.0
     for step in measured:
-        done += step.cells * (1.5e-7 if step.cells > step.blocks else 8e-6) * plain["rows"] / 1000
-        projection += plain["steps"] * (8e-9 * sum(workload.sizes) * plain["rows"] + done)
+        done = min(done + step.cells, workload.cells)  # no query is measured twice
+        each = 1.5e-7 if step.cells > step.blocks else 8e-6
+        projection += plain["steps"] * plain["rows"] * (8e-9 * sum(workload.sizes) + done * each / 1000)
     return noise + selections + projection

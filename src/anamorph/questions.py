@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from anamorph.columns import LONGEST_NUMBER, OTHER, Categorical, Codes, Column, Numeric, Ordinal, is_number, label
 from anamorph.errors import ParameterError, SchemaError, suggestion
-from anamorph.models.answers import Answers
+from anamorph.intervals import intervals
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
@@ -46,8 +46,12 @@ class Answer:
     question: str
     fraction: float
     count: float
-    sigma: float | None
-    """The standard deviation of the noise in `fraction`, where the release measured what was asked."""
+    sigma: float | None = None
+    """The standard deviation of what was measured of the answer, as a fraction; none where nothing was."""
+    low: float | None = None
+    """The lower end of the interval that holds the true fraction with the confidence asked for."""
+    high: float | None = None
+    """Its upper end."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class Part:
     value: Any
 
 
-def ask(release: Release, question: str) -> Answer:
-    """Returns the release's answer to a condition on its columns."""
+def ask(release: Release, question: str, *, confidence: float = 0.95) -> Answer:
+    """Returns the release's answer to a condition on its columns, with an interval where one is known."""
     condition = parse(question)
     schema = release.schema
     features = tuple(sorted({schema.index(name) for name in column_names(condition, schema)}))
@@ -73,17 +77,8 @@ def ask(release: Release, question: str) -> Answer:
     workload = Workload((Marginals(schema.sizes, (features,)),))
     values = np.concatenate(list(release.model.answers(workload)))
     fraction = float(weights.ravel() @ values)
-    sigma = None
-    if isinstance(release.model, Answers):
-        sigma = spread(release.model, features, weights)
-    return Answer(question, fraction, fraction * release.total, sigma)
-
-
-def spread(model: Answers, features: tuple[int, ...], weights: NDArray[np.float64]) -> float:
-    """Returns the standard deviation of a weighted sum of measured cells."""
-    over = model.best(features)
-    folded = math.prod(model.sizes[feature] for feature in over if feature not in features)
-    return model.sigma[over] * math.sqrt(folded * float(np.sum(weights**2)))
+    found = intervals(release, confidence).weighted(features, weights)
+    return Answer(question, fraction, fraction * release.total, *(found or ()))
 
 
 def parse(question: str) -> Expr:

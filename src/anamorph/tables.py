@@ -16,6 +16,7 @@ from anamorph.columns import OTHER, Categorical, Codes, Column, Numeric, guarded
 from anamorph.curator.rowwise import RowFunction
 from anamorph.curator.tallies import AtLeast, GroupBy, Tally
 from anamorph.errors import ParameterError, ResourceError
+from anamorph.intervals import intervals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Release
 from anamorph.schema import Schema
@@ -40,8 +41,11 @@ def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> 
     return stamped(release.schema.decode(table, np.random.default_rng((seed, 1))), release)
 
 
-def answer_table(release: Release, spec: str) -> pa.Table:
-    """Returns every query of a workload with its answer: columns, values, fraction, count."""
+def answer_table(release: Release, spec: str, *, confidence: float = 0.95) -> pa.Table:
+    """Returns every query of a workload with its answer: columns, values, fraction, count; and low, high.
+
+    These are the ends of the interval that holds the true fraction with the confidence given; null where none is known.
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     workload = parse_workload(spec, release.schema)
@@ -49,21 +53,27 @@ def answer_table(release: Release, spec: str) -> pa.Table:
         raise ParameterError(
             f"the workload has {workload.cells} queries; a file of answers must have at most {LARGEST_ANSWERS}"
         )
-    names, values, fractions = [], [], []
+    names, values, fractions, lows, highs = [], [], [], [], []
+    known = intervals(release, confidence)
     for piece, answers in zip(workload.pieces(), release.model.answers(workload), strict=True):
         progress.report("answer", piece.first + piece.blocks, workload.blocks)
         name, texts = query_texts(piece.tally, release.schema)
         names.append(pa.array([name]).take(pa.array(np.zeros(piece.tally.cells, np.int32))))
         values.append(pa.array(texts))
         fractions.append(answers.astype(np.float64))
+        low, high = known.tally(piece.tally)
+        lows.append(low)
+        highs.append(high)
     fraction = np.concatenate(fractions)
     arrays = [
         pa.chunked_array(names),
         pa.chunked_array(values),
         pa.array(fraction),
         pa.array(fraction * release.total),
+        pa.array(np.concatenate(lows), from_pandas=True),
+        pa.array(np.concatenate(highs), from_pandas=True),
     ]
-    return stamped(pa.table(arrays, names=["columns", "values", "fraction", "count"]), release)
+    return stamped(pa.table(arrays, names=["columns", "values", "fraction", "count", "low", "high"]), release)
 
 
 def query_texts(tally: Tally, schema: Schema) -> tuple[str, list[str]]:

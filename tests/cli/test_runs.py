@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import subprocess
 import pytest
 from commands import ROWS, SCHEMA, command, explained, fit, tree
 
+from anamorph.archive import load
 from anamorph.datasets import survey, survey_schema
 from anamorph.tables import write_table
 
@@ -19,6 +21,7 @@ MECHANISMS = {
     "rap": f"--mechanism rap {SMALL} --set blocks=false",
     "rap blocks": f"--mechanism rap {SMALL} --set blocks=true",
     "gaussian": "--mechanism gaussian",
+    "hdmm": "--mechanism hdmm",
     "all-zero": "--mechanism all-zero",
 }
 PLAN = "plan schema.yaml --workload marginals:k=2 --epsilon 1 --delta 1e-6"
@@ -31,6 +34,35 @@ def people(place):
     write_table(survey(2000), place / "data.csv")
     (place / "schema.yaml").write_text(survey_schema().to_yaml())
     return place
+
+
+def has_interval(name, path):
+    """Whether what was measured tells of age and sex: everything, nothing, or what the rounds happened to choose."""
+    if name != "rap blocks":  # 8 single cells never hold all of those that the question asks for
+        return name in ("gaussian", "hdmm")
+    made = load(path)
+    wanted = {made.schema.index("age"), made.schema.index("sex")}
+    return any(wanted <= set(f) for log in made.measurements for part in log.workload.parts for f in part.sets)
+
+
+def check_interval(name, answer):
+    """All of sigma and both ends, or none; the answers of linear mechanisms are in the middle, where no end is cut."""
+    assert (answer["sigma"] is None) == (answer["low"] is None) == (answer["high"] is None)
+    if answer["sigma"] is not None:
+        assert 0 <= answer["low"] < answer["high"] <= 1
+    if name in ("gaussian", "hdmm"):
+        low, high = (answer["fraction"] + sign * 1.95996 * answer["sigma"] for sign in (-1, 1))
+        assert (answer["low"], answer["high"]) == pytest.approx((max(low, 0), min(high, 1)), abs=1e-6)
+
+
+def check_intervals(name, path):
+    """A file of answers has the ends of everything, of nothing, or of what was measured."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    known = [bool(row["low"]) for row in rows]
+    assert known == [bool(row["high"]) for row in rows]
+    assert {"gaussian": all(known), "hdmm": all(known), "all-zero": not any(known)}.get(name, any(known))
+    assert name != "rap" or sum(known) == 2 * 4, "those of the single queries that were measured"
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -65,7 +97,8 @@ def test_from_a_survey_to_answers(people, program, cli, name):
     assert asked.code == 0
     answer = json.loads(asked.out)["answers"][0]
     assert answer["count"] == pytest.approx(answer["fraction"] * header["total"])
-    assert (answer["sigma"] is None) == (name != "gaussian")
+    assert (answer["sigma"] is not None) == has_interval(name, people / "release")
+    check_interval(name, answer)
 
     sampled = cli("sample release -o rows.csv")
     if name.startswith("rap"):
@@ -76,6 +109,7 @@ def test_from_a_survey_to_answers(people, program, cli, name):
     else:
         explained(sampled, 2, "such as rap")
     assert cli("query release --workload marginals:k=2 -o answers.csv").code == 0
+    check_intervals(name, people / "answers.csv")
     if name == "all-zero":  # asks nothing, and takes nothing
         assert not (people / "anamorph.ledger").exists()
         return
@@ -331,6 +365,43 @@ def test_questions_that_cannot_be_answered(place, cli):
     assert cli(fit()).code == 0
     for question, said in QUESTIONS:
         explained(cli(["query", "release", question]), 2, said)
+
+
+def test_answers_come_with_their_intervals(place, cli):
+    assert cli(fit("--mechanism hdmm --set strategy=residuals")).code == 0
+    answers = {}
+    for confidence in (None, 0.5, 0.999):
+        option = "" if confidence is None else f" --confidence {confidence}"
+        answers[confidence] = json.loads(cli(f"query release 'age < 30' --json{option}").out)["answers"][0]
+        low, high = answers[confidence]["low"], answers[confidence]["high"]
+        said = cli(f"query release 'age < 30'{option}").out
+        percent = f"{100 * (confidence or 0.95):g}%"
+        expected = f"age < 30: {answers[None]['fraction']:.6g}, from {low:.6g} to {high:.6g} ({percent}); about "
+        assert said.startswith(expected), said
+        assert said.endswith(f"; about {answers[None]['count']:.0f} rows\n")
+        name = f"{confidence or 'usual'}.csv"
+        assert cli(f"query release --workload marginals:of=age -o {name}{option}").code == 0
+    sigmas = {answer["sigma"] for answer in answers.values()}
+    assert len(sigmas) == 1
+    (sigma,) = sigmas
+    for confidence, quantile in ((None, 1.95996), (0.5, 0.67449), (0.999, 3.29053)):
+        answer = answers[confidence]
+        assert answer["high"] - answer["low"] == pytest.approx(2 * quantile * sigma, rel=1e-4)
+        with (place / f"{confidence or 'usual'}.csv").open(newline="") as file:
+            row = next(csv.DictReader(file))
+        assert list(row) == ["columns", "values", "fraction", "count", "low", "high"]
+        middle = (float(row["low"]) + float(row["high"])) / 2
+        assert middle == pytest.approx(float(row["fraction"]), abs=1e-9)
+    for confidence in ("0", "1", "95", "-1", "nan"):
+        refused = f"confidence ({float(confidence)!r}) must be in (0, 1)"
+        explained(cli(f"query release 'age < 30' --confidence {confidence}"), 2, refused)
+        explained(cli(f"query release --workload marginals:k=1 -o x.csv --confidence {confidence}"), 2, refused)
+    assert not (place / "x.csv").exists()
+
+
+def test_answers_without_an_interval_say_none(place, cli):
+    assert cli(fit("--mechanism all-zero")).code == 0
+    assert cli("query release 'age < 30'").out == "age < 30: 0; about 0 rows\n"
 
 
 def test_samples_of_odd_sizes(place, cli):

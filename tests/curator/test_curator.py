@@ -21,7 +21,7 @@ from anamorph.curator.curator import FINEST, TOTAL_SHARE, WHOLE, Curator, relati
 from anamorph.curator.estimates import RelaxedTable, RowTable
 from anamorph.curator.ledger import Ledger
 from anamorph.curator.scores import GRID, AbsoluteError, L1Error, MaxError
-from anamorph.curator.tallies import GroupBy, squared_sensitivity
+from anamorph.curator.tallies import GroupBy, scale, squared_sensitivity
 from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError, WorkloadError
 from anamorph.queries.custom import Custom, custom
 from anamorph.queries.marginals import Cells, Marginals
@@ -438,7 +438,7 @@ def test_a_heavier_part_has_less_noise_and_the_whole_costs_no_more_than_rho(scal
     total = curator.total
     scales["sigma"].clear()
     measurement = curator.measure(WEIGHTED, rho=rho)
-    sigmas = np.array(scales["sigma"]) / (1 << GRID)  # in units of the function's grid
+    sigmas = np.array(scales["sigma"]) / [scale(piece.tally) for piece in WEIGHTED.pieces()]
     assert sigmas * np.sqrt(np.array(WEIGHTS, float)) == pytest.approx(np.full(3, sigmas[0]))
     assert measurement.sigma == pytest.approx(sigmas / total)
     pieces = list(WEIGHTED.pieces())
@@ -456,7 +456,9 @@ def test_by_block_every_block_costs_its_weight(scales):
     Curator(source(), BUDGET).measure(cells, rho=rho, compose="by block")
     sizes = [piece.tally.cells for piece in cells.pieces()]
     squared = sum(weight * size for weight, size in zip(WEIGHTS, sizes, strict=True))
-    expected = [(1 << GRID) * math.sqrt(squared / weight / (2 * rho)) for weight in WEIGHTS]
+    units = [scale(piece.tally) for piece in cells.pieces()]
+    assert units == [1, 1, 1 << GRID]
+    expected = [unit * math.sqrt(squared / weight / (2 * rho)) for unit, weight in zip(units, WEIGHTS, strict=True)]
     assert scales["sigma"] == pytest.approx(expected)
 
 
@@ -476,8 +478,10 @@ def test_functions_are_measured_with_noise_on_their_grid(rho):
     assert np.allclose(units, np.rint(units), atol=1e-5)
     sigma = math.sqrt((12 + 2) / (2 * rho))
     assert repeats[0].sigma == pytest.approx([sigma / 400] * 2)
-    assert 0.9 * sigma < noise.std() < 1.1 * sigma
+    of_function, of_marginal = np.split(noise, [12], axis=1)
+    assert 0.9 * sigma < of_function.std() < 1.1 * sigma
     assert np.any(np.rint(units) % 64)
+    assert np.allclose(of_marginal, np.rint(of_marginal), atol=1e-5), "counts have noise in whole rows"
 
 
 def test_thresholds_are_measured_by_block_and_by_cell(scales):

@@ -21,6 +21,8 @@ from anamorph.errors import AnamorphError, ParameterError, WorkloadError
 from anamorph.mechanisms.aim import AIM
 from anamorph.mechanisms.all_zero import AllZero
 from anamorph.mechanisms.gaussian import Gaussian
+from anamorph.mechanisms.gem import GEM
+from anamorph.mechanisms.hdmm import HDMM
 from anamorph.mechanisms.independent import Independent
 from anamorph.mechanisms.mechanism import NAMES, description, mechanism
 from anamorph.mechanisms.mst import MST
@@ -36,6 +38,7 @@ from anamorph.sources import TableSource
 from anamorph.table import Table
 
 SMALL = {"rows": 40, "steps": 30, "rate": 0.02}
+NETWORK = {"latent": 4, "hidden": 16, "layers": 1}
 # mechanism, whether it makes rows, whether its answers approach the truth as the budget grows
 TABLE = {
     "all-zero": (AllZero(), False, False),
@@ -49,6 +52,15 @@ TABLE = {
         True,
         False,
     ),
+    "gem blocks": (GEM(rounds=2, per_round=1, **SMALL, **NETWORK), True, False),
+    "gem cells": (GEM(rounds=3, per_round=4, blocks=False, **SMALL, **NETWORK), True, False),
+    "gem at once": (GEM(rounds=1, penalty=0.0, rows=60, steps=800, rate=0.01, latent=4, hidden=32), True, True),
+    "hdmm": (HDMM(), False, True),
+    "hdmm residuals": (HDMM(strategy="residuals"), False, True),
+    "hdmm max": (HDMM(objective="max", strategy="residuals"), False, True),
+    "hdmm local": (HDMM(inference="local", iterations=50), False, True),
+    "hdmm graphical": (HDMM(inference="graphical", iterations=2000), True, True),
+    "hdmm graphical residuals": (HDMM(inference="graphical", strategy="residuals", iterations=50), True, False),
     "independent": (Independent(), True, False),
     "mst": (MST(iterations=50), True, False),
     "mwem-pgm": (MWEMPGM(rounds=2, iterations=50), True, False),
@@ -87,7 +99,8 @@ WORKLOADS = {
         (Fraction(1), Fraction(1, 2), Fraction(3), Fraction(1)),
     ),
 }
-REFUSED = {(name, "mixed") for name in ("gaussian", "gaussian cells", "rap blocks", *GRAPHICAL)}
+MATRIX = tuple(name for name in TABLE if name.startswith("hdmm"))
+REFUSED = {(name, "mixed") for name in ("gaussian", "gaussian cells", "rap blocks", "gem blocks", *GRAPHICAL, *MATRIX)}
 """Noisy answers are kept of marginals and thresholds; only those are selected in whole blocks, or have a graph."""
 CASES = [(name, kind) for name in TABLE for kind in WORKLOADS if (name, kind) not in REFUSED]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,16 @@ import pytest
 from anamorph.columns import Codes
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import junction
-from anamorph.models.graphical import Graphical, GraphicalModel, deal, model_megabytes
+from anamorph.models.bounds import Tail
+from anamorph.models.graphical import (
+    Goal,
+    Graphical,
+    GraphicalModel,
+    Target,
+    deal,
+    model_megabytes,
+    noise_loss,
+)
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.thresholds import Thresholds
@@ -112,6 +122,15 @@ def test_large_potentials_do_not_overflow():
     assert all_answers(model, Workload((Marginals(SIZES, tuple(SETS)),))) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize("apart", [100.0, 742.0, 800.0, 1e6, 1e100])
+def test_cliques_that_peak_far_apart_have_exact_marginals(apart):
+    """The first value of column 1 costs `apart` in one clique, the second in the other: they cancel."""
+    one, two = np.array([[-apart, 0.0], [-apart, 0.0]]), np.array([[0.0, -apart], [0.0, -apart]])
+    model = GraphicalModel((2, 2, 2), {(0, 1): one, (1, 2): two.T})
+    assert model.marginal((0, 1, 2)) == pytest.approx(np.full(8, 1 / 8))
+    assert model.marginal((0, 2)) == pytest.approx(np.full(4, 1 / 4))
+
+
 def measured(distribution, sets, sigma=1e-6, noise=0.0, seed=0):
     random = np.random.default_rng(seed)
     exact = np.concatenate([marginal(distribution, features) for features in sets])
@@ -146,6 +165,41 @@ def test_a_warm_start_costs_few_steps():
     cold = Graphical(iterations=500).fit(GraphicalModel(SIZES), log)
     warm = Graphical(iterations=5).fit(cold, log)
     assert joint(warm) == pytest.approx(joint(cold), abs=1e-3)
+
+
+def test_a_warm_start_keeps_rare_values():
+    """Nearly constant columns let the step size grow: the first step on a new clique would then drown rare values."""
+    common = np.array([0.997, 0.001, 0.001, 0.001])
+    random, sigma = np.random.default_rng(0), 1e-4
+    model, log = GraphicalModel((4, 4, 4)), ()
+    for features in ((0, 1), (1, 2), (0, 2)):
+        noisy = np.outer(common, common).ravel() + sigma * random.normal(size=16)
+        log += (Measurement(Workload((Marginals((4, 4, 4), (features,)),)), noisy, np.array([sigma]), 1.0),)
+        model = Graphical().fit(model, log)
+        for feature in features:
+            assert model.marginal((feature,)) == pytest.approx(common, abs=6 * sigma)
+
+
+def test_a_fit_until_noise_stops_where_the_truth_would_be():
+    """Independent columns, measured with much noise: a full fit follows it, one until noise stays nearer to them."""
+    random, sizes, sets = np.random.default_rng(0), (30, 20, 25), ((0, 1), (1, 2))
+    one = [random.dirichlet(np.ones(size)) for size in sizes]
+    near = GraphicalModel(sizes, {(feature,): np.log(values) for feature, values in enumerate(one)})
+    exact = np.concatenate([near.marginal(features) for features in sets])
+    workload = Workload((Marginals(sizes, sets),))
+    noisy = Measurement(workload, exact + 0.003 * random.normal(size=exact.size), np.full(2, 0.003), 1000.0)
+    full, until = (Graphical().fit(near, (noisy,), until_noise=until) for until in (False, True))
+    far, close = (np.abs(all_answers(model, workload) - exact).sum() for model in (full, until))
+    assert close < 0.6 * far
+    sure = Measurement(workload, exact, np.full(2, 1e-5), 1000.0)
+    again = Graphical(iterations=3000, tolerance=0).fit(GraphicalModel(sizes), (sure,), until_noise=True)
+    assert all_answers(again, workload) == pytest.approx(exact, abs=5e-5)
+
+
+def test_the_loss_of_noise_is_half_of_the_numbers_measured():
+    goals = {Target((0, 1), False): Goal(np.zeros((50, 40)), 1.0), Target((0, 2), True): Goal(np.zeros((50, 3)), 1.0)}
+    numbers = 50 * 40 + 49 * 2
+    assert noise_loss(goals) == pytest.approx(numbers / 2 - 2.5 * np.sqrt(numbers / 2))
 
 
 def test_thresholds_are_not_fitted():
@@ -209,6 +263,9 @@ def test_arrays_make_the_model_again(shape):
     "change",
     [
         {"potential.0": np.full(6, np.nan)},
+        {"potential.0": np.full(6, 1e200)},
+        {"potential.0": np.zeros(6, np.complex128)},
+        {"features.0": np.array([1.0, 0.0])},
         {"potential.0": np.zeros(5)},
         {"features.0": np.array([0, 1])},  # not in the order of cliques
         {"features.0": np.array([1, 9])},
@@ -219,6 +276,44 @@ def test_arrays_make_the_model_again(shape):
 )
 def test_arrays_that_are_no_model_are_refused(change):
     arrays = field(((0, 1), (1, 2))).arrays() | change
+    with pytest.raises((CorruptionError, KeyError)):
+        GraphicalModel.from_arrays(SIZES, arrays)
+
+
+BOUNDED = GraphicalModel(SIZES, {(1, 0): np.zeros((2, 3))}, bounds={(1, 2): Tail(0.5, 0.1, 0.2, 0.3)})
+
+
+def test_error_bounds_are_kept():
+    model = replace(field(((0, 1), (1, 2))), bounds={(1, 0, 4): Tail(0.1, 0.2, 0.3, 1.0), (2,): Tail(-0.1, 0, 0, 0.5)})
+    again = GraphicalModel.from_arrays(SIZES, model.arrays())
+    assert again.bounds == {junction.clique_of(SIZES, clique): tail for clique, tail in model.bounds.items()}
+    assert joint(again) == pytest.approx(joint(model))
+    assert GraphicalModel.from_arrays(SIZES, BOUNDED.arrays()).bounds == BOUNDED.bounds
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bounds": np.array([[0.5, 0.1, 0.2, np.nan]])},
+        {"bounds": np.array([[np.inf, 0.1, 0.2, 0.5]])},
+        {"bounds": np.array([[0.5, -0.1, 0.2, 0.5]])},
+        {"bounds": np.array([[0.5, 0.1, -0.2, 0.5]])},
+        {"bounds": np.array([[0.5, 0.1, 0.2, 0.0]])},
+        {"bounds": np.array([[0.5, 0.1, 0.2, 1.1]])},
+        {"bounds": np.array([[0.5, 0.1, 0.2]])},
+        {"bounds": np.array([0.5, 0.1, 0.2, 0.3])},
+        {"bounds": np.array([[1, 0, 0, 1]])},
+        {"bounds": np.zeros((2, 4))},
+        {"bounded": np.array([[0, 1, 1, 0, 0]])},
+        {"bounded": np.zeros((1, 5), bool)},
+        {"bounded": np.ones((1, 4), bool)},
+        {"bounded": np.ones((2, 5), bool), "bounds": np.full((2, 4), 0.5)},  # twice
+        {"bounded": None},
+        {"bounds": None},
+    ],
+)
+def test_arrays_that_are_no_bounds_are_refused(change):
+    arrays = {name: array for name, array in (BOUNDED.arrays() | change).items() if array is not None}
     with pytest.raises((CorruptionError, KeyError)):
         GraphicalModel.from_arrays(SIZES, arrays)
 

@@ -24,6 +24,7 @@ from anamorph.curator.coarse import threshold_strata
 from anamorph.curator.estimates import Estimate, Integers, RelaxedTable, Support
 from anamorph.curator.lottery import lottery
 from anamorph.curator.noise import Bits
+from anamorph.curator.residuals import Residual
 from anamorph.curator.rowwise import RowFunction
 from anamorph.curator.scores import GRID, errors, times
 from anamorph.curator.tallies import AtLeast, Counts, GroupBy, Tally, Tests, count, grid, marginal_cells
@@ -193,6 +194,8 @@ class Comparison:
                 raise ParameterError("estimate must hold the answers of the workload's functions")
             found = functions[tally.function]
             return found if tally.chosen is None else found[tally.chosen]
+        if isinstance(tally, Residual):
+            raise ParameterError("residuals must be measured: they cannot be selected")
         if isinstance(tally, Tests):
             values = np.empty(tally.cells)
             for index, features in enumerate(tally.sets):

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale
+from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale, round_up
 from anamorph.curator.candidates import Prior
 from anamorph.curator.contest import Comparison, Pool
 from anamorph.curator.estimates import Estimate, RelaxedTable, RowTable
 from anamorph.curator.ledger import Ledger, Run
 from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
 from anamorph.curator.purse import Purse
+from anamorph.curator.residuals import Residual
 from anamorph.curator.rowwise import RowFunction, Rowwise, sums
 from anamorph.curator.scores import GRID, LARGEST, SCORES, AbsoluteError, L1Error, Score, errors, times
 from anamorph.curator.tallies import (
@@ -34,6 +35,7 @@ from anamorph.curator.tallies import (
     count,
     grid,
     numbers_asked,
+    scale,
     squared_sensitivity,
 )
 from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError, WorkloadError
@@ -175,19 +177,19 @@ class Curator:
         if compose == "by block":
             squared = max(squared, sum((piece.weight * piece.blocks for piece in pieces), Fraction(0)))
         sigmas = {weight: gaussian_sigma(squared / weight, rho) for weight in sorted(set(weights))}
-        unit = max(map(grid, tallies))
         noise = [  # drawn before the charge: it looks at nothing
-            discrete_gaussian(piece.tally.cells, sigmas[piece.weight] * 2.0**unit, self._bits) for piece in pieces
+            discrete_gaussian(tally.cells, round_up(Fraction(sigmas[weight]) * scale(tally)), self._bits)
+            for tally, weight in zip(tallies, weights, strict=True)
         ]
         what = f"{workload.cells} queries in {workload.blocks} blocks, sigma {min(sigmas.values()):.6g}"
         answer = self._charge("measure", rho, what, (workload.digest, compose))
         if answer is None:
             self._cache.prepare(tallies)
-            exact = (count(tally, self._cache) << (unit - grid(tally)) for tally in tallies)
+            exact = (count(tally, self._cache) for tally in tallies)
             answer = np.concatenate([number + random for number, random in zip(exact, noise, strict=True)])
             self._run.store(answer.tobytes())
         sigma = np.concatenate([np.full(piece.blocks, sigmas[piece.weight] / total) for piece in pieces])
-        return Measurement(workload, answer / 2.0**unit / total, sigma, total)
+        return Measurement(workload, fractions(answer, tallies, total), sigma, total)
 
     def select(  # noqa: PLR0913 - two of them are for special cases
         self,
@@ -229,6 +231,8 @@ class Curator:
         streamed = [] if table else [settled(piece) for piece in workload.pieces()]
         for piece in streamed:
             check_tally(piece.tally, self.schema.sizes)
+        if any(isinstance(piece.tally, Residual) for piece in (*pieces, *streamed)):
+            raise WorkloadError("residuals must be measured: they cannot be selected")
         check_blocks(streamed, score)
         if excluded.size and not (excluded[0] >= 0 and excluded[-1] < workload.blocks):
             raise WorkloadError(f"exclude must be ids from 0 to {workload.blocks - 1}")
@@ -238,8 +242,8 @@ class Curator:
             )
         shares = relative([piece.weight for piece in pieces])
         bonus = None if offset is None else advantages(pieces, shares, offset)
-        scale = max(gumbel_scale(score.sensitivity(self.neighbours) * max(shares.values()) << GRID, k, rho), 2.0)
-        if table and scale > LARGEST_SCALE:
+        beta = max(gumbel_scale(score.sensitivity(self.neighbours) * max(shares.values()) << GRID, k, rho), 2.0)
+        if table and beta > LARGEST_SCALE:
             raise ParameterError(f"rho ({rho!r}) must be larger: the noise of this selection would drown everything")
         request = (workload.digest, k, type(score).__name__, hashlib.sha256(excluded.tobytes()).hexdigest())
         what = f"{k} of {workload.blocks - excluded.size} blocks by {type(score).__name__}"
@@ -247,12 +251,12 @@ class Curator:
         if answer is None:
             self._cache.prepare([piece.tally for piece in pieces])
             if isinstance(estimate, RowTable | RelaxedTable):
-                compared = Comparison(self._cache, estimate, self.total, scale, prior)
+                compared = Comparison(self._cache, estimate, self.total, beta, prior)
                 pool = Pool(list(compared.contests(pieces, [shares[piece.weight] for piece in pieces])), excluded)
-                answer = pool.draw(k, scale, self._bits)
+                answer = pool.draw(k, beta, self._bits)
             else:
                 scores = self._scores(streamed, estimate, score, excluded, shares)
-                answer = top_k(raised(scores, bonus), k, scale, self._bits)
+                answer = top_k(raised(scores, bonus), k, beta, self._bits)
             self._run.store(answer.tobytes())
         return answer
 
@@ -314,6 +318,15 @@ class Curator:
         stored = self._run.charge(kind=kind, rho=rho, what=what, digest=digest)
         self._spends += (Spend(kind, rho, what),)
         return None if stored is None else np.frombuffer(stored, np.int64)
+
+
+def fractions(numbers: NDArray[np.int64], tallies: Sequence[Tally], total: float) -> NDArray[np.float64]:
+    """Returns the numbers of tallies as fractions of the rows."""
+    values, first = numbers / total, 0
+    for tally in tallies:
+        values[first : first + tally.cells] /= scale(tally)
+        first += tally.cells
+    return values
 
 
 def check_request(schema: Schema, neighbours: str) -> None:

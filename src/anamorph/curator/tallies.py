@@ -7,10 +7,12 @@ answers the same tallies on its own rows. The sensitivity of a tally follows fro
 - `AtLeast`: the same cells as thresholds: a row adds 1 to every cell that it agrees with in at least r features.
 - `Tests`: single cells, each of some marginal, with the number of features that must agree.
 - `RowFunction` (rowwise.py): a function of one row, with values in [0, 1].
+- `Residual` (residuals.py): a marginal, centred along every axis.
 
 A row adds 1 to at most h of the cells of one block, h = 1 for a marginal (see `held`). One row added or removed
 changes at most h numbers by 1, one row replaced at most 2 h; so c numbers of one block contribute min(c, h) or
-min(c, 2 h) to the squared L2 sensitivity, and blocks add up. Values of a function contribute 1 each.
+min(c, 2 h) to the squared L2 sensitivity, and blocks add up. Values of a function contribute 1 each, a residual what
+residuals.py says.
 
 A new query class needs no privacy review; a new tally does.
 """
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.residuals import MOST_CELLS, Residual
 from anamorph.curator.rowwise import RowFunction, Rowwise, sums
 from anamorph.curator.scores import GRID
 from anamorph.errors import WorkloadError
@@ -170,11 +173,11 @@ def codes_of(sizes: tuple[int, ...], features: tuple[int, ...], positions: NDArr
     return np.stack(np.unravel_index(positions, shape), axis=1)
 
 
-Tally = GroupBy | AtLeast | Tests | RowFunction
+Tally = GroupBy | AtLeast | Tests | RowFunction | Residual
 
 
-Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise
-"""What numbers of several tallies may have in common: (sizes, features, how many must agree), or a function."""
+Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise | Residual
+"""What numbers of several tallies may share: (sizes, features, how many must agree), a function, or a residual."""
 
 
 class Counts(Protocol):
@@ -188,13 +191,15 @@ class Counts(Protocol):
 
 
 def count(tally: Tally, source: Counts) -> NDArray[np.int64]:
-    """Returns the exact numbers of a tally, in units of 2^-`grid(tally)`."""
+    """Returns the exact numbers of a tally, in units of 1 / `scale(tally)`."""
     if isinstance(tally, RowFunction):
         remembered = getattr(source, "values", None)  # one that has counted the function before
         whole = remembered(tally.function) if remembered else sums(tally.function, source.batches())
         return whole if tally.chosen is None else whole[tally.chosen]
     if isinstance(tally, AtLeast):
         return tally.broadcast(lambda part: count(part, source), np.int64)
+    if isinstance(tally, Residual):
+        return tally.centred(count(GroupBy(tally.sizes, tally.features, 0, tally.shape[0]), source))
     numbers = np.zeros(tally.cells, np.int64)
     for index, (cells, counts) in enumerate(source.counts(tally.sets)):
         if isinstance(tally, GroupBy):
@@ -212,6 +217,11 @@ def count(tally: Tally, source: Counts) -> NDArray[np.int64]:
 def grid(tally: Tally) -> int:
     """Returns the binary digits after the point of a tally's numbers."""
     return GRID if isinstance(tally, RowFunction) else 0
+
+
+def scale(tally: Tally) -> int:
+    """Returns one over the unit of a tally's numbers."""
+    return tally.scale if isinstance(tally, Residual) else 1 << grid(tally)
 
 
 def agreeing(
@@ -243,15 +253,21 @@ def squared_sensitivity(
 ) -> Fraction:
     """Returns the square of the joint L2 sensitivity of tallies, each scaled by the root of its weight, in counts.
 
-    The sum over blocks of weight * min(numbers asked, h or 2 h): see the head of this module. It holds only if no
-    number is asked twice of one block, so that is refused.
+    The sum over blocks of weight * min(numbers asked, h or 2 h), or what a residual adds: see the head of this module.
+    It holds only if no number is asked twice of one block, so that is refused.
     """
-    most = 1 if relation == "add-remove" else 2
     found = numbers_asked(tallies, weights or [Fraction(1)] * len(tallies)).items()
-    return sum((weight * min(asked, most * held(block)) for (block, weight), asked in found), start=Fraction(0))
+    return sum((weight * moved(block, asked, relation) for (block, weight), asked in found), start=Fraction(0))
 
 
-def held(block: Block) -> int:
+def moved(block: Block, asked: int, relation: Relation) -> Fraction | int:
+    """Returns the squared L2 sensitivity of some of the numbers of one block, in counts."""
+    if isinstance(block, Residual):
+        return block.squared_sensitivity(relation)
+    return min(asked, (1 if relation == "add-remove" else 2) * held(block))
+
+
+def held(block: tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise) -> int:
     """Returns to how many numbers of a block one row can add.
 
     With at least r of k features in agreement: sum over subsets U of r or more of the product of (size - 1) over the
@@ -287,6 +303,8 @@ def spans_of(tally: Tally) -> Iterator[tuple[Block, tuple[NDArray[np.int64], NDA
     if isinstance(tally, RowFunction):
         positions = np.arange(tally.function.count) if tally.chosen is None else tally.chosen
         yield tally.function, (positions, positions + 1)
+    elif isinstance(tally, Residual):
+        yield tally, (np.array([0]), np.array([tally.cells]))
     elif isinstance(tally, Tests):
         for index, features in enumerate(tally.sets):
             positions = tally.positions[tally.which == index]
@@ -310,6 +328,8 @@ def check_tally(tally: object, sizes: tuple[int, ...]) -> None:
         sound = all(is_set(features, sizes) for features in tally.sets) and within(tally)
     elif type(tally) is RowFunction:
         sound = type(tally.function) is Rowwise and tally.function.sizes == sizes and is_choice(tally)
+    elif type(tally) is Residual:
+        sound = is_set(tally.features, sizes) and min(tally.shape) > 1 and tally.cells <= MOST_CELLS
     else:
         sound = False
     if not sound or getattr(tally, "sizes", None) != sizes:
@@ -330,6 +350,8 @@ def copied(tally: Tally) -> Tally:
         least = None if tally.least is None else whole(tally.least)
         which, positions = np.array(tally.which, np.int64), np.array(tally.positions, np.int64)
         return Tests(whole(tally.sizes), sets, which, positions, least)
+    if type(tally) is Residual:
+        return Residual(whole(tally.sizes), whole(tally.features))
     if type(tally) is RowFunction and tally.chosen is not None:
         return RowFunction(whole(tally.sizes), tally.function, np.array(tally.chosen, np.int64))
     return tally

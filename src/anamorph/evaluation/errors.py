@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.curator.estimates import Estimate, RowTable, Support
-from anamorph.curator.tallies import Counts, GroupBy, count, grid
+from anamorph.curator.tallies import Counts, GroupBy, count, scale
 from anamorph.evaluation.largest import block_error
+from anamorph.models.generator import Generator
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.workload import WHOLE, Queries, Workload
@@ -53,7 +54,7 @@ class Errors:
 
 def model_errors(truth: Rows, model: Model, workload: Workload) -> list[Errors]:
     """Returns the errors of a model's own answers, for each part of a workload."""
-    estimate = model.estimate(workload) if isinstance(model, RelaxedRows) else None
+    estimate = model.estimate(workload) if isinstance(model, RelaxedRows | Generator) else None
     return compare(truth, model, workload, estimate)
 
 
@@ -72,7 +73,7 @@ class Counted:
         """Yields the answers of each piece."""
         total = max(self.rows.rows(), 1)
         for piece in workload.pieces():
-            yield count(piece.tally, self.rows) / 2.0 ** grid(piece.tally) / total
+            yield count(piece.tally, self.rows) / scale(piece.tally) / total
 
 
 class Answering(Protocol):
@@ -128,7 +129,7 @@ def dense_errors(truth: Rows, answers: Iterable[NDArray[np.floating]], workload:
     largest, summed = 0.0, 0.0
     total = max(truth.rows(), 1)
     for piece, guess in zip(workload.pieces(), answers, strict=True):
-        exact = count(piece.tally, truth) / 2.0 ** grid(piece.tally) / total
+        exact = count(piece.tally, truth) / scale(piece.tally) / total
         wrong: NDArray[np.float64] = np.abs(exact - guess)
         largest, summed = max(largest, float(wrong.max())), summed + float(wrong.sum())
     marginals = all(isinstance(piece.tally, GroupBy) and piece.blocks == 1 for piece in workload.pieces(WHOLE))

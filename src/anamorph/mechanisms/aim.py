@@ -14,7 +14,7 @@ measurement changed the model by no more than its noise would, rho_t is too litt
 four times as much (sigma halved, epsilon doubled). When two more rounds do not fit, the next takes all that is left.
 
 Reference: McKenna, Mullins, Sheldon & Miklau 2022, algorithms 2 (AIM), 3 (initialisation) and 4 (annealing); T = 16 d;
-section 5 for `confidence_bound`.
+section 5: bounds.py.
 Deviations: noise is discrete, on exact counts; where rows are replaced the L1 error has sensitivity 2, and a
 marginal sqrt 2; the one-way marginals have at most a quarter of the budget, however few the rounds; weights are
 rounded to 1/1024 of the largest; a candidate that leaves the tree no larger than it is always stays one.
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, NamedTuple
@@ -32,14 +31,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from anamorph import progress
-from anamorph.curator.budget import gaussian_sigma, proportional, rest
-from anamorph.curator.curator import LARGEST_OFFSET, Curator
-from anamorph.curator.scores import L1Error
+from anamorph.curator.budget import gaussian_sigma, gumbel_scale, proportional, rest
+from anamorph.curator.curator import LARGEST_OFFSET, Curator, relative
+from anamorph.curator.scores import GRID, L1Error
 from anamorph.curator.tallies import marginal_cells
 from anamorph.errors import ParameterError, WorkloadError
+from anamorph.mechanisms.bounds import KEPT, Seen, tails
 from anamorph.mechanisms.independent import BASE_BYTES, asked, estimator, marginals, one_way
 from anamorph.mechanisms.mechanism import Step, release
-from anamorph.models.answers import from_measurements
 from anamorph.models.graphical import Graphical, GraphicalModel, model_megabytes
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
@@ -119,7 +118,7 @@ class AIM(Graphical):
         """Returns the bytes of the largest model and what a fit makes of it, and of the largest candidate."""
         eligible = closure(workload, self.model_size)
         largest = max(marginal_cells(workload.sizes, features) for features in eligible)
-        return BASE_BYTES + int(self.model_size * 2**20) * 6 + 64 * largest
+        return BASE_BYTES + int(self.model_size * 2**20) * (6 + KEPT) + 64 * largest
 
     def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
         """Returns the model fitted to the measurements of all rounds."""
@@ -128,7 +127,7 @@ class AIM(Graphical):
         start, (planned, *_) = self.budgets(whole, len(sizes))
         log = (curator.measure(one_way(sizes), rho=start),)
         model = estimator(self).fit(self.init(sizes), log)
-        last = False
+        last, seen = False, tuple[Seen, ...]()
         while not last:
             progress.report("budget", round(1000 * (1 - curator.remaining / whole)), 1000)
             planned = affordable(curator.remaining, planned)
@@ -139,8 +138,9 @@ class AIM(Graphical):
             found = grow(
                 curator, weights, model, log, self.shares(planned), limit, fitting if last else estimator(self)
             )
-            model, log = found.model, found.log
+            model, log, seen = found.model, found.log, (*seen, found.seen)[-KEPT:]
             planned *= 1 if found.learned else ANNEAL
+        model = replace(model, bounds=tails(model, seen, rest(whole, start)))
         progress.report("budget", 1000, 1000)
         return release(self, curator, workload, model, log)
 
@@ -152,6 +152,7 @@ class Grown(NamedTuple):
     log: tuple[Measurement, ...]
     learned: bool
     """Whether the measurement changed the model by more than its noise would."""
+    seen: Seen
 
 
 def affordable(left: float, rho: float) -> float:
@@ -189,43 +190,32 @@ def grow(
     """Selects one of the candidates that keep the model within its limit, measures it, and fits the model again."""
     sizes, (selection, measurement) = model.sizes, shares
     limit = max(limit, model.megabytes)
-    fit = {f: weight for f, weight in weights.items() if model_megabytes(sizes, (*model.potentials, f)) <= limit}
+    held = [set(clique) for clique in model.tree.cliques]  # what the tree holds already does not make it larger
+
+    def fits(features: tuple[int, ...]) -> bool:
+        inside = any(clique.issuperset(features) for clique in held)
+        return inside or model_megabytes(sizes, (*model.potentials, features)) <= limit
+
+    fit = {features: weight for features, weight in weights.items() if fits(features)}
     queries = weighted(sizes, fit)
     noise = math.sqrt(2 / math.pi) * gaussian_sigma(2 if curator.neighbours == "replace" else 1, measurement)
     sets = [features for part in queries.parts if isinstance(part, Marginals) for features in part.sets]
-    offset = [min(noise * marginal_cells(sizes, features), LARGEST_OFFSET) for features in sets]
-    (chosen,) = curator.select(queries, model.answers(queries), rho=selection, score=L1Error(), offset=offset)
-    log += (curator.measure(marginals(sizes, sets[chosen]), rho=measurement),)
-    fitted = fitting.fit(model, log)
-    change = np.abs(fitted.marginal(sets[chosen]) - model.marginal(sets[chosen])).sum() * curator.total
-    return Grown(fitted, log, bool(change > offset[chosen]))
+    offset = {features: min(noise * marginal_cells(sizes, features), LARGEST_OFFSET) for features in sets}
+    (index,) = curator.select(
+        queries, model.answers(queries), rho=selection, score=L1Error(), offset=list(offset.values())
+    )
+    chosen = sets[index]
+    log += (curator.measure(marginals(sizes, chosen), rho=measurement),)
+    fitted, before = fitting.fit(model, log), model.marginal(chosen)
+    change, error = (np.abs(now - before).sum() * curator.total for now in (fitted.marginal(chosen), log[-1].values))
+    scores = compared(curator, fit, selection)
+    seen = Seen(replace(model), *scores, offset, chosen, log[-1], float(error), selection + measurement)
+    return Grown(fitted, log, bool(change > offset[chosen]), seen)
 
 
-def confidence_bound(
-    model: GraphicalModel, log: Sequence[Measurement], features: tuple[int, ...], *, failure: float = 0.05
-) -> float:
-    """Returns what the L1 error of a marginal exceeds with probability at most `failure`, as a fraction of the rows.
-
-    For a marginal inside a measured one: y, the mean of what was measured of it, weighted by precision, has independent
-    noise of one sigma in its n cells, so that, with lambda^2 = -ln failure,
-
-        |M(D) - M(p)|_1 <= |y - M(p)|_1 + sqrt(2 ln 2) sigma n + lambda sigma sqrt(2 n).
-
-    McKenna et al. 2022, theorems 3 and 4; both hold for discrete noise, which is sub-Gaussian with the same sigma. Rows
-    are counted as in the measurements: by their public number.
-    """
-    if not 0 < failure < 1:
-        raise ParameterError(f"failure ({failure!r}) must be in (0, 1)")
-    cells = marginal_cells(model.sizes, features)
-    total, precision = np.zeros(cells), 0.0
-    for measurement in log:
-        found = from_measurements(model.sizes, (measurement,))
-        for over in (over for over in found.marginals if set(features) <= set(over)):
-            weight = cells / marginal_cells(model.sizes, over) / found.sigma[over] ** 2
-            total += weight * replace(found, marginals={over: found.marginals[over]}).marginal(features)
-            precision += weight
-    if not precision:
-        raise ParameterError(f"features ({features!r}) must be inside a marginal that was measured")
-    sigma, slack = precision**-0.5, math.sqrt(-math.log(failure))
-    noise = math.sqrt(2 * math.log(2)) * sigma * cells + slack * sigma * math.sqrt(2 * cells)
-    return float(np.abs(total / precision - model.marginal(features)).sum()) + noise
+def compared(curator: Curator, weights: Weights, rho: float) -> tuple[dict[tuple[int, ...], int], float]:
+    """Returns how a selection weighs its candidates, and the scale of its noise in counts: as the curator does."""
+    shares = relative(weights.values())
+    sensitivity = L1Error().sensitivity(curator.neighbours) * max(shares.values()) << GRID
+    scale = max(gumbel_scale(sensitivity, 1, rho), 2.0) / (1 << GRID)
+    return {features: shares[weight] for features, weight in weights.items()}, scale

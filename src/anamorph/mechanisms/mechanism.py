@@ -50,6 +50,8 @@ NAMES = {
     "aim": ("anamorph.mechanisms.aim", "AIM"),
     "all-zero": ("anamorph.mechanisms.all_zero", "AllZero"),
     "gaussian": ("anamorph.mechanisms.gaussian", "Gaussian"),
+    "gem": ("anamorph.mechanisms.gem", "GEM"),
+    "hdmm": ("anamorph.mechanisms.hdmm", "HDMM"),
     "independent": ("anamorph.mechanisms.independent", "Independent"),
     "mst": ("anamorph.mechanisms.mst", "MST"),
     "mwem-pgm": ("anamorph.mechanisms.mwem_pgm", "MWEMPGM"),

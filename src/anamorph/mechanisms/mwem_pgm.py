@@ -9,7 +9,8 @@ Marginals are candidates while the junction tree stays within `model_size` t / T
 
 References: Hardt, Ligett & McSherry 2012, algorithm 1; McKenna, Sheldon & Miklau 2019, section 5 (MWEM+PGM).
 Deviations: whole marginals are selected and measured, as in McKenna et al., and one may be measured again; the score
-has AIM's bias term, the expected error of the measurement, where McKenna's code subtracts n_r; noise is discrete.
+has AIM's bias term, the expected error of the measurement, where McKenna's code subtracts n_r; noise is discrete;
+weights are rounded to 1/1024 of the largest.
 """
 
 from __future__ import annotations
@@ -93,6 +94,6 @@ class MWEMPGM(Graphical):
         for step, shares in enumerate(rounds):
             progress.report("round", step, len(rounds))
             limit = self.model_size * (step + 1) / len(rounds)
-            model, log, _ = grow(curator, weights, model, log, shares, limit, estimator(self))
+            model, log, *_ = grow(curator, weights, model, log, shares, limit, estimator(self))
         progress.report("round", len(rounds), len(rounds))
         return release(self, curator, workload, model, log)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -38,10 +38,15 @@ from anamorph.curator.scores import AbsoluteError, L1Error
 from anamorph.errors import ParameterError, WorkloadError, require_positive
 from anamorph.mechanisms.adaptive import Round, adaptive
 from anamorph.mechanisms.mechanism import Step, release
+from anamorph.models.generator import Generator
+from anamorph.models.model import Estimator
 from anamorph.models.relaxed import RelaxedProjection, RelaxedRows
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
-from anamorph.release import Release
+from anamorph.release import Measurement, Release
+
+TableT = TypeVar("TableT", RelaxedRows, Generator)
+"""A model that is a table of relaxed rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +125,9 @@ class RAP(RelaxedProjection):
         counts. What they hold is bounded, and less for a small workload.
         """
         table = 4 * sum(workload.sizes) * self.rows
-        measured = sum(step.cells for step in self.steps_for(workload, 1.0) if step.kind == "measure")
         queries = self.queries(workload)
+        planned = sum(step.cells for step in self.steps_for(workload, 1.0) if step.kind == "measure")
+        measured = min(planned, queries.cells)  # no block is measured twice
         held = 48 * min(queries.largest_block, workload.limit) if queries.blocks < queries.cells else 384 << 20
         counts = 256 << 20
         return (450 << 20) + 12 * table + 48 * measured + min(held + counts, 256 * queries.cells)
@@ -139,21 +145,26 @@ class RAP(RelaxedProjection):
         values["rate"] = self.rate or (0.03 if whole else 0.01 if values["simplex"] == "softmax" else 0.001)
         return RelaxedProjection(**values)
 
-    def compare(self, queries: Workload, model: RelaxedRows) -> tuple[RelaxedTable, Prior | None]:
+    def compare(self, queries: Workload, model: RelaxedRows | Generator) -> tuple[RelaxedTable, Prior | None]:
         """Returns what a selection of single queries compares with: the table, and its popular cells as the prior."""
         return model.estimate(queries), Prior(self.prior, np.clip(model.popular(), 0, 1)) if self.prior else None
 
-    def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
-        """Returns relaxed rows fitted to the measurements."""
-        self.steps_for(workload, curator.budget.rho)
-        queries, estimator = self.queries(workload), self.projection()
+    def run(
+        self, curator: Curator, workload: Workload, estimator: Estimator[TableT], *, seed: int
+    ) -> tuple[TableT, tuple[Measurement, ...]]:
+        """Returns the model that the rounds lead to with an estimator, RAP's own or another, and the measurements."""
+        queries = self.queries(workload)
         if self.rounds == 1:
             progress.report("measure", 0, 1)
             log = (curator.measure(queries, rho=curator.remaining),)
             progress.report("measure", 1, 1)
-            model = estimator.fit(estimator.init(curator.schema.sizes, seed=seed), log, seed=seed)
-        else:
-            score, plan = L1Error() if self.blocks else AbsoluteError(), self.plan(curator.remaining)
-            compare = None if self.blocks else partial(self.compare, queries)
-            model, log = adaptive(curator, queries, estimator, plan, score=score, seed=seed, compare=compare)
+            return estimator.fit(estimator.init(curator.schema.sizes, seed=seed), log, seed=seed), log
+        score, plan = L1Error() if self.blocks else AbsoluteError(), self.plan(curator.remaining)
+        compare = None if self.blocks else partial(self.compare, queries)
+        return adaptive(curator, queries, estimator, plan, score=score, seed=seed, compare=compare)
+
+    def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
+        """Returns relaxed rows fitted to the measurements."""
+        self.steps_for(workload, curator.budget.rho)
+        model, log = self.run(curator, workload, self.projection(), seed=seed)
         return release(self, curator, workload, model, log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
@@ -9,7 +10,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from anamorph.curator.tallies import AtLeast, GroupBy, RowFunction, Tally, Tests, marginal_cells
+from anamorph.curator.residuals import Residual
+from anamorph.curator.tallies import AtLeast, GroupBy, RowFunction, Tally, Tests, is_set, marginal_cells
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
@@ -73,7 +75,7 @@ class Answers:
 
     def answer(self, tally: Tally) -> NDArray[np.float64]:
         """Returns the answers of one tally."""
-        if isinstance(tally, RowFunction):
+        if isinstance(tally, RowFunction | Residual):
             raise not_measured()
         if isinstance(tally, Tests):
             values = np.zeros(tally.cells)
@@ -155,7 +157,7 @@ class Answers:
             features = tuple(arrays[f"features.{index}"].tolist())
             values, sigma = arrays[f"values.{index}"], float(arrays[f"sigma.{index}"][0])
             least = int(arrays.get(f"least.{index}", [len(features)])[0])
-            known = all(0 <= feature < len(sizes) for feature in features) and 1 <= least <= len(features)
+            known = is_set(features, sizes) and 1 <= least <= len(features) and 0 < sigma < math.inf
             if not known or values.shape != (marginal_cells(sizes, features),) or not np.all(np.isfinite(values)):
                 raise foreign()
             blocks[features, least] = Noisy(values, sigma)
@@ -192,6 +194,11 @@ def not_measured() -> ParameterError:
     return ParameterError(
         "the workload must be one that was measured: this release holds noisy answers, not a model of rows"
     )
+
+
+def no_residuals() -> ParameterError:
+    """Returns the refusal of a model of rows to answer, or to be fitted to, residuals."""
+    return ParameterError("queries must be of marginals, thresholds or functions: this model has no residuals")
 
 
 def foreign() -> CorruptionError:

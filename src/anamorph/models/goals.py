@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.residuals import Residual
 from anamorph.curator.rowwise import RowFunction, Rowwise
 from anamorph.curator.tallies import AtLeast, GroupBy
 from anamorph.errors import ParameterError
+from anamorph.models.answers import no_residuals
 from anamorph.models.functions import Functioned, functioned
 from anamorph.models.products import (
     TILES,
@@ -127,6 +129,8 @@ def measured(measurements: Iterable[Measurement]) -> Iterator[Measured]:
             first = span.stop
             sigma = measurement.sigma[piece.first : piece.first + piece.blocks]
             precision = np.broadcast_to(1 / (measurement.total * sigma**2), piece.tally.cells)
+            if isinstance(piece.tally, Residual):
+                raise no_residuals()
             tally = piece.tally if isinstance(piece.tally, RowFunction) else simplest(piece.tally)
             yield Measured(tally, measurement.values[span], precision)
 

@@ -69,14 +69,21 @@ def eliminate(sizes: tuple[int, ...], cliques: Iterable[Clique], fill: bool) -> 
         joined = sum(len(around - near[other]) for other in around) if fill else 0
         return joined, marginal_cells(sizes, tuple(around)), feature
 
-    found: list[Clique] = []
+    costs = {feature: cost(feature) for feature in near}
+    found: list[set[int]] = []
     while near:
-        cheapest = min(near, key=cost)
+        cheapest = min(costs, key=costs.__getitem__)
         around = near.pop(cheapest)
-        found.append(clique_of(sizes, around))
-        for feature in around - {cheapest}:
-            near[feature] = (near[feature] | around) - {cheapest}
-    return maximal(found)
+        del costs[cheapest]
+        if not any(around <= other for other in found):
+            found.append(set(around))
+        around.discard(cheapest)
+        for feature in around:
+            near[feature] |= around
+            near[feature].discard(cheapest)
+        touched = around.union(*(near[feature] for feature in around)) if fill else around
+        costs.update((feature, cost(feature)) for feature in touched)
+    return [clique_of(sizes, around) for around in found]
 
 
 def megabytes(sizes: tuple[int, ...], cliques: Iterable[Clique]) -> float:
@@ -125,11 +132,15 @@ def junction_tree(sizes: tuple[int, ...], cliques: Iterable[Clique]) -> Tree:
     """Returns the tree that joins the triangulated cliques by their largest separators, from the largest clique on."""
     left = sorted(triangulate(sizes, cliques), key=lambda clique: (-marginal_cells(sizes, clique), clique))
     joined, parents = [left.pop(0)], [-1]
+    nearest = [(len({*clique} & {*joined[0]}), 0) for clique in left]  # what is shared, and with which clique
     while left:
-        pairs = itertools.product(range(len(left)), range(len(joined)))
-        child, parent = max(pairs, key=lambda pair: (len(set(left[pair[0]]) & set(joined[pair[1]])), -pair[0]))
+        child = max(range(len(left)), key=lambda index: nearest[index][0])
         joined.append(left.pop(child))
-        parents.append(parent)
+        parents.append(nearest.pop(child)[1])
+        for index, clique in enumerate(left):
+            shared = len({*clique} & {*joined[-1]})
+            if shared > nearest[index][0]:
+                nearest[index] = (shared, len(joined) - 1)
     return Tree(sizes, tuple(joined), tuple(parents))
 
 
@@ -147,26 +158,30 @@ def spread(array: Reals, over: Clique, within: Clique) -> Reals:
 
 
 def calibrate(tree: Tree, potentials: Potentials) -> list[Reals]:
-    """Returns the marginal of every clique of the tree: each sums to 1. (Not finite where the potentials overflow.)"""
+    """Returns the marginal of every clique of the tree: each sums to 1.
+
+    From the leaves up, a clique becomes the distribution of its features given its separator, and its parent is told
+    the logarithm of what that normalisation took; from the root down, it is multiplied by the marginal of its
+    separator. All is relative to the largest potential for the same separator, so nothing overflows or vanishes.
+    """
     beliefs = [np.zeros(tuple(tree.sizes[f] for f in clique)) for clique in tree.cliques]
     for clique, potential in potentials.items():
         home = tree.home(clique)
         beliefs[home] += spread(potential, clique, tree.cliques[home])
-    for belief in beliefs:
-        np.exp(belief - belief.max(), out=belief)
-    messages: list[Reals] = [np.ones(())] * len(beliefs)
-    for child in reversed(range(1, len(beliefs))):
-        parent, separator = tree.parents[child], tree.separators[child]
-        message = summed(beliefs[child], tree.cliques[child], separator)
-        messages[child] = message / message.max()
-        beliefs[child] /= message.max()
-        beliefs[parent] *= spread(messages[child], separator, tree.cliques[parent])
-    beliefs[0] /= beliefs[0].sum()
+    for child in reversed(range(len(beliefs))):
+        clique, separator, parent = tree.cliques[child], tree.separators[child], tree.parents[child]
+        rest = tuple(axis for axis, feature in enumerate(clique) if feature not in separator)
+        highest = beliefs[child].max(axis=rest, keepdims=True)
+        given = np.exp(beliefs[child] - highest, out=beliefs[child])
+        total = given.sum(axis=rest, keepdims=True)
+        given /= total
+        if parent >= 0:
+            message = np.squeeze(highest + np.log(total), axis=rest)
+            beliefs[parent] += spread(message, separator, tree.cliques[parent])
     for child in range(1, len(beliefs)):
         parent, separator = tree.parents[child], tree.separators[child]
-        target, message = summed(beliefs[parent], tree.cliques[parent], separator), messages[child]
-        ratio = np.divide(target, message, out=np.zeros_like(target), where=message > 0)
-        beliefs[child] *= spread(ratio, separator, tree.cliques[child])
+        target = summed(beliefs[parent], tree.cliques[parent], separator)
+        beliefs[child] *= spread(target, separator, tree.cliques[child])
     return beliefs
 
 

@@ -29,26 +29,21 @@ from typing import Literal, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from numpy.typing import NDArray
 
-from anamorph import progress
 from anamorph.curator.estimates import RelaxedTable
+from anamorph.curator.residuals import Residual
 from anamorph.curator.tallies import RowFunction, Tally
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import functions, goals, products
+from anamorph.models.answers import no_residuals
+from anamorph.models.descent import Problem, descend
 from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax, step_back
 from anamorph.queries.workload import WHOLE, Workload
 from anamorph.release import Measurement
 from anamorph.rounding import round_rows
 from anamorph.table import Table
-
-DISPATCH = 50
-"""Steps between two returns to Python, so that progress shows and an interrupt is heard."""
-
-KEEP = 10
-"""Steps between two comparisons with the best table so far."""
 
 
 class Parameters(NamedTuple):
@@ -98,6 +93,8 @@ class RelaxedRows:
         if isinstance(tally, RowFunction):
             found = functions.answers(tally.function, jnp.asarray(self.probabilities), self.placed_weights)
             return np.asarray(found)[slice(None) if tally.chosen is None else tally.chosen]
+        if isinstance(tally, Residual):
+            raise no_residuals()
         return products.answers(self.layout, self.table, self.placed_weights, tally)
 
     def estimate(self, workload: Workload) -> RelaxedTable:
@@ -181,32 +178,16 @@ class RelaxedProjection:
         """
         if model.parameters is None:
             raise ParameterError("model must come from init or fit: a loaded release cannot be fitted further")
-        aims = goals.build(model.layout, measurements)
-        state = start(self, model.parameters)
-        for done in range(0, self.steps, DISPATCH):
-            state = advance(self, model.layout, state, aims, min(done + DISPATCH, self.steps))
-            progress.report("project", done + DISPATCH, self.steps)
-            if bool(state.stopped):
-                break
-        progress.report("project", self.steps, self.steps)
-        fitted = self._model(model.layout, state.best)
-        return replace(fitted, degraded=model.degraded or not np.isfinite(state.loss))
+        best, finite = descend(self.problem(model.layout), model.parameters, goals.build(model.layout, measurements))
+        return replace(self._model(model.layout, best), degraded=model.degraded or not finite)
+
+    def problem(self, layout: Layout) -> Problem:
+        """Returns what a fit minimises, and how."""
+        return Problem(self, layout, objective, tangent, settle)
 
     def _model(self, layout: Layout, parameters: Parameters) -> RelaxedRows:
         probabilities, weights = map(np.asarray, reveal(self, layout, parameters))
         return RelaxedRows(layout.sizes, probabilities, weights, parameters)
-
-
-class State(NamedTuple):
-    """A fit under way."""
-
-    parameters: Parameters
-    optimiser: optax.OptState
-    step: Array
-    loss: Array
-    stopped: Array
-    best: Parameters
-    best_loss: Array
 
 
 @partial(jax.jit, static_argnums=0)
@@ -253,6 +234,13 @@ def tangent(estimator: RelaxedProjection, parameters: Parameters, gradient: Para
     return gradient._replace(free=tuple(map(centred, gradient.free, parameters.free)))
 
 
+def settle(estimator: RelaxedProjection, layout: Layout, before: Parameters, moved: Parameters) -> Parameters:
+    """Returns moved parameters: for SparseMax, projected back onto the simplices."""
+    if estimator.simplex == "softmax":
+        return moved
+    return moved._replace(free=tuple(map(step_back, before.free, moved.free, layout.masks)))
+
+
 def row_weights(estimator: RelaxedProjection, rows: Array) -> Array:
     """Returns the weights of the rows, which sum to 1."""
     return jax.nn.softmax(rows) if estimator.row_weights else jnp.full(rows.shape, 1 / rows.size, rows.dtype)
@@ -262,13 +250,18 @@ def objective(estimator: RelaxedProjection, layout: Layout, parameters: Paramete
     """Returns chi^2 / (2 n) plus the information penalty."""
     probabilities = points(estimator, parameters.free)
     weights = row_weights(estimator, parameters.rows)
+    return table_loss(layout, probabilities, weights, aims, estimator.penalty)
+
+
+def table_loss(layout: Layout, probabilities: Stacks, weights: Array, aims: goals.Goals, penalty: float) -> Array:
+    """Returns chi^2 / (2 n) of a table of relaxed rows, plus its information penalty."""
     table = layout.flatten(probabilities)
     parts = [products.gathered_loss(table, weights, gathered) for gathered in aims.gathered]
     parts += [products.tiled_loss(table, weights, tiled) for tiled in aims.tiled]
     parts += [functions.functioned_loss(table[layout.lines], weights, goal) for goal in aims.functioned]
     loss = sum(parts, start=jnp.zeros((), table.dtype))
-    if estimator.penalty:
-        loss += estimator.penalty * information(probabilities, weights)
+    if penalty:
+        loss += penalty * information(probabilities, weights)
     return loss
 
 
@@ -282,34 +275,3 @@ def information(probabilities: Stacks, weights: Array) -> Array:
     for stack in probabilities:
         total += entropy(stack @ weights) - jnp.sum(entropy(stack, axis=1) @ weights)
     return total
-
-
-@partial(jax.jit, static_argnums=0)
-def start(estimator: RelaxedProjection, parameters: Parameters) -> State:
-    """Returns the state before the first step."""
-    infinite = jnp.array(jnp.inf)
-    optimiser = optax.adam(estimator.rate).init(parameters)
-    return State(parameters, optimiser, jnp.array(0), infinite, jnp.array(False), parameters, infinite)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def advance(estimator: RelaxedProjection, layout: Layout, state: State, aims: goals.Goals, until: int) -> State:
-    """Returns the state after Adam steps up to number `until`, or where the fit stops by itself."""
-    adam = optax.adam(estimator.rate)
-    slope = jax.value_and_grad(partial(objective, estimator, layout), argnums=0)
-
-    def step(now: State) -> State:
-        loss, gradient = slope(now.parameters, aims)
-        updates, optimiser = adam.update(tangent(estimator, now.parameters, gradient), now.optimiser)
-        settled = jnp.abs(now.loss - loss) <= estimator.tolerance * now.loss
-        stopped = (settled & jnp.isfinite(now.loss)) | ~jnp.isfinite(loss)
-        last = stopped | (now.step + 1 == estimator.steps)
-        better = (loss < now.best_loss) & ((now.step % KEEP == 0) | last)
-        best, best_loss = jax.lax.cond(better, lambda: (now.parameters, loss), lambda: (now.best, now.best_loss))
-        moved = jax.tree.map(jnp.add, now.parameters, updates)
-        if estimator.simplex == "sparsemax":
-            free = map(step_back, now.parameters.free, moved.free, layout.masks)
-            moved = moved._replace(free=tuple(free))
-        return State(moved, optimiser, now.step + 1, loss, stopped, best, best_loss)
-
-    return jax.lax.while_loop(lambda now: (now.step < until) & ~now.stopped, step, state)

@@ -1,0 +1,116 @@
+"""The descent that the fits of relaxed rows share: Adam steps, the best point kept, a stop by tolerance.
+
+A problem is a frozen description: equal problems share their compiled steps. What changes from round to round, the
+aims, is data, in shapes that seldom change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from anamorph import progress
+from anamorph.models.simplex import Layout
+
+DISPATCH = 50
+"""Steps between two returns to Python, so that progress shows and an interrupt is heard."""
+
+KEEP = 10
+"""Steps between two comparisons with the best point so far."""
+
+Point = Any
+"""What Adam moves: a tree of arrays."""
+
+
+class Settings(Protocol):
+    """How far and how fast a descent goes: fields of an estimator."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def rate(self) -> float: ...
+    @property
+    def tolerance(self) -> float: ...
+
+
+def as_it_is(_settings: object, _point: Point, gradient: Point) -> Point:
+    """Returns the gradient."""
+    return gradient
+
+
+def anywhere(_settings: object, _layout: Layout, _point: Point, moved: Point) -> Point:
+    """Returns the point that Adam moved to."""
+    return moved
+
+
+class Problem(NamedTuple):
+    """What is minimised: functions of the settings, the layout and points."""
+
+    settings: Settings
+    layout: Layout
+    objective: Callable[[Any, Layout, Point, Any], Array]
+    """The loss of a point, given the aims."""
+    direction: Callable[[Any, Point, Point], Point] = as_it_is
+    """What Adam takes for the gradient at a point."""
+    settle: Callable[[Any, Layout, Point, Point], Point] = anywhere
+    """Where a step ends, given where it began and where Adam moved."""
+
+
+class State(NamedTuple):
+    """A descent under way."""
+
+    point: Point
+    optimiser: optax.OptState
+    step: Array
+    loss: Array
+    stopped: Array
+    best: Point
+    best_loss: Array
+
+
+def descend(problem: Problem, point: Point, aims: object) -> tuple[Point, bool]:
+    """Returns the best point of a descent from a point, and whether the loss stayed a number."""
+    steps = problem.settings.steps
+    state = start(problem, point)
+    for done in range(0, steps, DISPATCH):
+        state = advance(problem, state, aims, min(done + DISPATCH, steps))
+        progress.report("project", done + DISPATCH, steps)
+        if bool(state.stopped):
+            break
+    progress.report("project", steps, steps)
+    return state.best, bool(jnp.isfinite(state.loss))
+
+
+@partial(jax.jit, static_argnums=0)
+def start(problem: Problem, point: Point) -> State:
+    """Returns the state before the first step."""
+    infinite = jnp.array(jnp.inf)
+    optimiser = optax.adam(problem.settings.rate).init(point)
+    return State(point, optimiser, jnp.array(0), infinite, jnp.array(False), point, infinite)
+
+
+@partial(jax.jit, static_argnums=0)
+def advance(problem: Problem, state: State, aims: object, until: int) -> State:
+    """Returns the state after Adam steps up to number `until`, or where the descent stops by itself."""
+    settings, layout = problem.settings, problem.layout
+    adam = optax.adam(settings.rate)
+    slope = jax.value_and_grad(partial(problem.objective, settings, layout))
+
+    def step(now: State) -> State:
+        loss, gradient = slope(now.point, aims)
+        updates, optimiser = adam.update(problem.direction(settings, now.point, gradient), now.optimiser)
+        settled = jnp.abs(now.loss - loss) <= settings.tolerance * now.loss
+        stopped = (settled & jnp.isfinite(now.loss)) | ~jnp.isfinite(loss)
+        last = stopped | (now.step + 1 == settings.steps)
+        better = (loss < now.best_loss) & ((now.step % KEEP == 0) | last)
+        best, best_loss = jax.lax.cond(better, lambda: (now.point, loss), lambda: (now.best, now.best_loss))
+        moved = problem.settle(settings, layout, now.point, jax.tree.map(jnp.add, now.point, updates))
+        return State(moved, optimiser, now.step + 1, loss, stopped, best, best_loss)
+
+    return jax.lax.while_loop(lambda now: (now.step < until) & ~now.stopped, step, state)
