@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 from dataclasses import replace
@@ -22,6 +23,7 @@ from anamorph.queries.marginals import Marginals
 from anamorph.queries.residuals import Residuals
 from anamorph.queries.workload import Workload
 from anamorph.questions import LONGEST, ask
+from anamorph.ranges import Datetime
 from anamorph.release import Measurement, Privacy, Release, Spend
 from anamorph.schema import Schema
 
@@ -169,6 +171,86 @@ def test_wide_bins_of_whole_numbers_are_not_listed():
     assert ask(exact, f"x >= {2**49 + 2**48}").fraction == pytest.approx(0.375)
     assert ask(exact, "x = 5").fraction == pytest.approx(0.25 / 2**49)
     assert ask(exact, "x <> 5").fraction == pytest.approx(1)
+
+
+DAYS = Datetime(name="x", lower="2020-01-30", upper="2020-03-02", bins=5, date=True, missing=True)
+SECONDS = Datetime(name="x", lower="2020-02-28T23:59:00", upper="2020-03-01T00:00:59", bins=7)
+
+
+@pytest.mark.parametrize("column", [DAYS, SECONDS], ids=["days", "seconds"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "x < '2020-02-29'",
+        "x <= '2020-02-29'",
+        "x > '2020-02-29T12:30:00'",
+        "x >= '2020-02-29 12:30'",
+        "x = '2020-02-29'",
+        "x <> '2020-02-29'",
+        "x between '2020-02-01' and '2020-02-29T06:00:00Z'",
+        "x in ('2020-02-28', '2020-03-01')",
+        "x < '1990-01-01' or x > '2090-01-01'",
+        "not x < date '2020-02-29' and x is not null",
+        "x >= timestamp '2020-02-29 01:02:03.5'",
+    ],
+)
+def test_moments_are_compared_as_numbers(column, condition):
+    share = np.random.default_rng(5).dirichlet(np.ones(column.size))
+    exact = release(Answers((column.size,), {(0,): share}, {(0,): 0.1}), Schema((column,)))
+    lower, upper = column.numbers
+    unit = "days" if column.date else "seconds"
+    start = datetime.datetime(1970, 1, 1)
+    moments = [start + datetime.timedelta(**{unit: number}) for number in range(lower, upper + 1)]
+    codes = column.grid.bin(np.arange(lower, upper + 1, dtype=np.float64))
+    weights = (share[: column.regular] / np.bincount(codes))[codes]
+    with duckdb.connect() as connection:
+        rows = pa.table({"x": pa.array(moments, pa.timestamp("us")), "weight": weights})
+        connection.register("rows", rows)
+        found = connection.execute(f"select coalesce(sum(weight), 0) from rows where {condition}").fetchone()
+    assert ask(exact, condition).fraction == pytest.approx(found[0], abs=1e-9)
+
+
+@pytest.mark.parametrize("value", ["5", "'x'", "'2019-02-29'", "'2020'", "true"])
+def test_a_moment_must_be_one(value):
+    exact = release(Answers((7,), {(0,): np.full(7, 1 / 7)}, {(0,): 0.1}), Schema((SECONDS,)))
+    with pytest.raises(ParameterError, match="must be a moment such as '2020-01-31': 'x' holds moments"):
+        ask(exact, f"x < {value}")
+
+
+def test_a_name_that_sql_reserves_needs_no_quotes():
+    schema = Schema((replace(SECONDS, name="when"), Codes(name="case", values=2), Codes(name="and", values=2)))
+    cells = np.random.default_rng(0).dirichlet(np.ones(28)).reshape(7, 2, 2)
+    exact = release(Answers(schema.sizes, {(0, 1, 2): cells.ravel()}, {(0, 1, 2): 0.1}), schema)
+    expected = cells[:, 1, 1].sum()
+    for question in ("case = 1 and \"and\" = 1 and when > '1990-01-01'", '"case" = 1 and "and" = 1'):
+        assert ask(exact, question).fraction == pytest.approx(expected)
+    assert ask(exact, "when < '2020-01-01'").fraction == 0
+    with pytest.raises(ParameterError, match="must be a condition such as"):
+        ask(exact, "case = 1 and and = 1")
+
+
+def test_a_bin_of_a_transformed_number_is_cut_where_its_rows_are():
+    column = Numeric(name="x", lower=0, upper=math.e**4 - 1, bins=2, transform="log")
+    exact = release(Answers((2,), {(0,): np.array([0.25, 0.75])}, {(0,): 0.1}), Schema((column,)))
+    assert ask(exact, f"x < {math.e - 1!r}").fraction == pytest.approx(0.125)
+    assert ask(exact, f"x >= {math.e**3 - 1!r}").fraction == pytest.approx(0.375)
+    whole = Numeric(name="x", lower=0, upper=255, bins=16, integer=True, transform="log")
+    share = np.random.default_rng(0).dirichlet(np.ones(16))
+    exact = release(Answers((16,), {(0,): share}, {(0,): 0.1}), Schema((whole,)))
+    drawn = np.asarray(whole.decode(np.repeat(np.arange(16), 5000), np.random.default_rng(1)))
+    weights = np.repeat(share / 5000, 5000)
+    for cut in (0, 1, 2, 3, 7, 100, 255):
+        assert ask(exact, f"x <= {cut}").fraction == pytest.approx(weights[drawn <= cut].sum(), abs=0.01)
+        assert ask(exact, f"x = {cut}").fraction == pytest.approx(weights[drawn == cut].sum(), abs=0.01)
+    assert ask(exact, "x >= 0").fraction == pytest.approx(1)
+
+
+def test_native_columns_are_not_asked_about_yet():
+    schema = Schema((Codes(name="a", values=2), Numeric(name="b", lower=0, upper=1, native=True)))
+    exact = release(Answers(schema.sizes, {(0,): np.array([0.5, 0.5])}, {(0,): 0.1}), schema)
+    assert ask(exact, "a = 1").fraction == 0.5
+    with pytest.raises(ParameterError, match="'b' must have bins: conditions on native columns are not answered yet"):
+        ask(exact, "a = 1 and b < 0.5")
 
 
 def test_categories_are_found_by_their_spellings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anamorph.columns import LARGEST_NAME, Categorical, Codes, Numeric, Ordinal, guarded, label
+from anamorph.column import LARGEST_NAME
+from anamorph.columns import Categorical, Codes, Datetime, Numeric, Ordinal, guarded, label
 from anamorph.errors import ParameterError, SchemaError, require_positive
 from anamorph.schema import LARGEST_FILE, Schema, parse
 from anamorph.sources import encode
@@ -34,7 +36,12 @@ CATEGORIES = st.one_of(
 def columns(draw, name="a"):
     """A column of any kind."""
     common = {"name": name, "missing": draw(st.booleans()), "source": draw(PROVENANCES)}
-    kind = draw(st.sampled_from([Categorical, Ordinal, Numeric, Codes]))
+    kind = draw(st.sampled_from([Categorical, Ordinal, Numeric, Codes, Datetime]))
+    if kind is Datetime:
+        lower, days = draw(st.dates(datetime.date(1, 1, 1), datetime.date(9000, 1, 1))), draw(st.integers(1, 10**5))
+        bins = draw(st.none() | st.integers(2, min(64, days + 1)))
+        upper = lower + datetime.timedelta(days=days)
+        return Datetime(lower=lower, upper=upper, bins=bins, date=draw(st.booleans()), **common)
     if kind is Codes:
         return Codes(values=draw(st.integers(2, 40)), **common)
     if kind is Numeric:
@@ -42,7 +49,8 @@ def columns(draw, name="a"):
         lower = draw(st.integers(-1000, 1000) if whole else st.floats(-1e6, 1e6).map(lambda x: round(x, 3)))
         width = draw(st.integers(1, 500) if whole else st.floats(1e-2, 1e6).map(lambda x: round(x, 3)))
         most = min(64, width + 1) if whole else 64
-        return Numeric(lower=lower, upper=lower + width, bins=draw(st.integers(2, most)), integer=whole, **common)
+        bins = draw(st.just({"native": True}) | st.integers(2, most).map(lambda bins: {"bins": bins}))
+        return Numeric(lower=lower, upper=lower + width, integer=whole, **bins, **common)
     categories = tuple(draw(CATEGORIES))
     other = draw(st.booleans()) and "other" not in map(label, categories)
     return kind(categories=categories, other=other, **common)
@@ -329,7 +337,8 @@ def test_other_then_missing_follow_the_regular_codes(other, missing):
 def test_encoding_undoes_decoding(column, seed):
     schema = Schema((column,))
     generator = np.random.default_rng(seed)
-    codes = np.concatenate([np.arange(column.size), generator.integers(0, column.size, 20)]).astype(np.int32)
+    ends = np.concatenate([np.arange(min(column.size, 1000)), [column.size - 1]])
+    codes = np.concatenate([ends, generator.integers(0, column.size, 200)]).astype(np.int32)
     rows = schema.decode(Table(codes[:, None], schema.sizes), generator)
     assert encode(rows, schema).codes[:, 0].tolist() == codes.tolist()
 

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from anamorph import tables
-from anamorph.columns import Categorical, Codes, Numeric, Ordinal
+from anamorph.columns import Categorical, Codes, Datetime, Numeric, Ordinal
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
@@ -183,6 +183,11 @@ def test_every_code_has_a_label_of_its_own():
     assert code_labels(SCHEMA.columns[0]) == ["F", "=M()", "other", "(missing)"]
     assert code_labels(SCHEMA.columns[1]) == ["[0, 2)", "[2, 4)", "[4, 6)", "[6, 8)", "[8, 10)"]
     assert code_labels(SCHEMA.columns[3]) == ["0", "1", "2", "(missing)"]
+    days = Datetime(name="x", lower="9999-12-01", upper="9999-12-31", bins=3, date=True, missing=True)
+    ends = [("01", "11"), ("12", "21"), ("22", "31")]
+    assert code_labels(days) == [*(f"[9999-12-{first}, 9999-12-{last}]" for first, last in ends), "(missing)"]
+    log = Numeric(name="x", lower=0, upper=99, bins=2, transform="log")
+    assert code_labels(log) == ["[0, 9)", "[9, 99)"]
     assert code_labels(SCHEMA.columns[4])[0] == "[-1.5, -0.5)"
     assert code_labels(SCHEMA.columns[4])[-1] == "(missing)"
     for lower, upper in ((1_000_000, 1_000_010), (0.1, 0.7), (1e-9, 3e-9), (20_000_000, 20_000_100)):

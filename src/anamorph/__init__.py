@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anamorph.archive import load, save
-    from anamorph.columns import Categorical, Codes, Numeric, Ordinal
+    from anamorph.columns import Categorical, Codes, Ordinal
     from anamorph.curator.budget import Budget
     from anamorph.curator.curator import Curator
     from anamorph.curator.ledger import Ledger
     from anamorph.mechanisms.mechanism import mechanism
     from anamorph.queries.spec import workload
     from anamorph.queries.workload import Workload
+    from anamorph.ranges import Datetime, Numeric
     from anamorph.release import Measurement, Release
     from anamorph.schema import Schema
     from anamorph.sources import open_source
@@ -26,9 +27,10 @@ _HOMES = {
     "Categorical": "anamorph.columns",
     "Codes": "anamorph.columns",
     "Curator": "anamorph.curator.curator",
+    "Datetime": "anamorph.ranges",
     "Ledger": "anamorph.curator.ledger",
     "Measurement": "anamorph.release",
-    "Numeric": "anamorph.columns",
+    "Numeric": "anamorph.ranges",
     "Ordinal": "anamorph.columns",
     "Release": "anamorph.release",
     "Schema": "anamorph.schema",
@@ -46,6 +48,7 @@ __all__ = [
     "Categorical",
     "Codes",
     "Curator",
+    "Datetime",
     "Ledger",
     "Measurement",
     "Numeric",

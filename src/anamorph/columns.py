@@ -12,7 +12,8 @@ column         regular codes               out of range or unseen       empty, n
 Categorical    position in `categories`    `other`, else `missing`,     `missing`, else `other`, else the last code
                                            else the last code
 Numeric        equal bins of               clamped into the range       `missing`, else the last code
-               [lower, upper)
+               [lower, upper), or native
+Datetime       native, or equal bins       clamped into the range       `missing`, else the last code
 Codes          the number itself           clamped into the range       `missing`, else the last code
 =============  ==========================  ===========================  ==========================================
 
@@ -23,24 +24,21 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.column import Column
 from anamorph.errors import SchemaError
+from anamorph.ranges import MOST_BINS, Datetime, Numeric  # noqa: F401 - all columns are found here
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Provenance = Literal["declared", "public", "dp", "data"]
-"""Where a column's values came from: written by the owner, from public knowledge, a charged estimate, or the data."""
 
 Value = str | int | float | bool
 
@@ -56,68 +54,12 @@ OTHER = "other"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a text begins that a spreadsheet would take for a formula."""
 
-MOST_BINS = 1 << 20
-LARGEST_NAME = 1 << 14
 LONGEST_NUMBER = 1 << 8
 
 
 def canonical(text: str) -> str:
     """Returns the form in which text is compared: trimmed, Unicode NFC."""
     return unicodedata.normalize("NFC", text.strip(WHITESPACE))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """What all columns share. Abstract: see Categorical, Ordinal, Numeric, Codes."""
-
-    kind: ClassVar[str]
-    name: str
-    missing: bool = False
-    """Whether empty cells have a code of their own."""
-    source: Provenance = "declared"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise SchemaError(f"column name ({self.name!r}) must be a text that is not empty")
-        if len(self.name) > LARGEST_NAME:
-            raise SchemaError(f"column name of {len(self.name)} characters must be at most {LARGEST_NAME}")
-        self._require(isinstance(self.missing, bool), "missing", "true or false")
-        self._require(self.source in get_args(Provenance), "source", "declared, public, dp or data")
-
-    def _require(self, holds: bool, field: str, rule: str) -> None:
-        if not holds:
-            raise SchemaError(f"column {self.name!r}: {field} ({getattr(self, field)!r}) must be {rule}")
-
-    def _require_size(self) -> None:
-        if self.size < 2:
-            raise SchemaError(
-                f"column {self.name!r}: the domain must have at least 2 values; drop a column that is constant, "
-                "or declare `missing: true`"
-            )
-
-    @property
-    def regular(self) -> int:
-        """The number of codes that stand for proper values."""
-        raise NotImplementedError
-
-    @property
-    def size(self) -> int:
-        """The number of codes."""
-        return self.regular + self.missing
-
-    @property
-    def empty_code(self) -> int:
-        """The code of an empty cell: `missing` where declared, else the last code."""
-        return self.size - 1
-
-    def decode(self, codes: NDArray[np.integer], generator: np.random.Generator) -> pa.Array:
-        """Returns values of the original kind; a missing code becomes null."""
-        raise NotImplementedError
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the plain form that a schema file holds, without the name."""
-        plain = {key: value for key, value in asdict(self).items() if key != "name"}
-        return {"type": self.kind} | plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,80 +140,6 @@ class Ordinal(Categorical):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numeric(Column):
-    """A number, in equal bins of a declared range; values outside are clamped.
-
-    The bin of x is floor((x - lower) * bins / width), evaluated in IEEE double arithmetic in this order, then clamped
-    to 0 … bins - 1: the same in every engine, half-open, a value on an edge belongs to the bin above. The width is
-    upper - lower; for whole numbers upper - lower + 1, both bounds included.
-    """
-
-    kind: ClassVar[str] = "numeric"
-    lower: float
-    upper: float
-    bins: int = 32
-    integer: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for bound in ("lower", "upper"):
-            value = getattr(self, bound)
-            self._require(is_number(value) and abs(value) < math.inf, bound, "a finite number")
-            self._require(abs(value) <= sys.float_info.max, bound, "below 1.8e308")
-        self._require(self.lower < self.upper, "lower", f"below upper ({self.upper!r})")
-        self._require(isinstance(self.integer, bool), "integer", "true or false")
-        self._require(math.isfinite(self.width), "upper", "closer to lower: the range overflows")
-        most = min(int(self.width), MOST_BINS) if self.integer else MOST_BINS
-        counted = isinstance(self.bins, int) and not isinstance(self.bins, bool)
-        self._require(counted and 1 <= self.bins <= most, "bins", f"a whole number from 1 to {most}")
-        self._require(math.isfinite(self.width * self.bins), "bins", "smaller: times the range it overflows")
-        if self.integer:
-            whole = float(self.lower).is_integer() and float(self.upper).is_integer()
-            self._require(
-                whole and max(abs(self.lower), abs(self.upper)) < 2**53,
-                "lower",
-                "whole, as upper, below 2^53",
-            )
-        self._require_size()
-
-    @property
-    def width(self) -> float:
-        """The length of the range."""
-        return float(self.upper) - float(self.lower) + float(self.integer)
-
-    @property
-    def regular(self) -> int:
-        return self.bins
-
-    @cached_property
-    def firsts(self) -> NDArray[np.int64]:
-        """The least whole number of each bin, and the one after the last: exact, where step times code is not."""
-        lower, width = int(self.lower), int(self.width)
-        return np.array([lower - (-code * width // self.bins) for code in range(self.bins + 1)], np.int64)
-
-    def bin(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Returns the code of each number; NaN is not one."""
-        lower, upper = float(self.lower), float(self.upper)
-        scaled = np.floor((np.clip(values, lower, upper) - lower) * self.bins / self.width)
-        return np.clip(scaled, 0, self.bins - 1).astype(np.int64)
-
-    def decode(self, codes: NDArray[np.integer], generator: np.random.Generator) -> pa.Array:
-        """Returns a number drawn uniformly from each bin, so that encoding it again gives the same code."""
-        import pyarrow as pa  # noqa: PLC0415
-
-        kept = np.minimum(codes, self.bins - 1).astype(np.int64)
-        step, lower = self.width / self.bins, float(self.lower)
-        if self.integer:
-            first, stop = self.firsts[kept].astype(np.float64), self.firsts[kept + 1]
-            values = np.minimum(first + np.floor(generator.random(kept.size) * (stop - first)), stop - 1)
-        else:
-            values = np.minimum(lower + (kept + generator.random(kept.size)) * step, float(self.upper))
-        values = np.where(self.bin(values) == kept, values, lower + (kept + 0.5) * step)
-        values = np.round(values).astype(np.int64) if self.integer else values
-        return pa.array(values, mask=codes >= self.bins) if self.missing else pa.array(values)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Codes(Column):
     """A whole number from 0 to values - 1, as in mbi's domain files."""
 
@@ -294,7 +162,7 @@ class Codes(Column):
         return pa.array(codes.astype(np.int64), mask=codes >= self.values)
 
 
-KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Categorical, Ordinal, Numeric, Codes)}
+KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Categorical, Ordinal, Numeric, Codes, Datetime)}
 
 
 def label(category: Value) -> str:
@@ -336,8 +204,3 @@ def number(category: Value) -> int | float | None:
         return None
     value = int(text) if text.lstrip("+-").isdigit() else float(text)
     return value if math.isfinite(value) else None
-
-
-def is_number(value: object) -> bool:
-    """Returns whether a value is a plain number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from anamorph._yaml import dump
 from anamorph.errors import DataError
+from anamorph.ranges import BINS, DAY, instant
 from anamorph.sources.files import structure
 
 if TYPE_CHECKING:
@@ -42,10 +43,14 @@ def from_type(kind: pa.DataType | None) -> dict[str, Any]:
     if kind is not None and (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
         whole = {"integer": True} if pa.types.is_integer(kind) else {}
         return (
-            {"type": "numeric", "lower": None, "upper": None, "bins": 32}
+            {"type": "numeric", "lower": None, "upper": None, "bins": BINS}
             | whole
             | {"missing": True, "source": "declared"}
         )
+    if kind is not None and (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+        days = {"date": True} if pa.types.is_date(kind) else {}
+        drafted = {"type": "datetime", "lower": None, "upper": None, "bins": BINS}
+        return drafted | days | {"missing": True, "source": "declared"}
     if kind is not None and pa.types.is_boolean(kind):
         return {"type": "categorical", "categories": [False, True], "missing": True, "source": "declared"}
     return {"type": "categorical", "categories": None, "other": True, "missing": True, "source": "declared"}
@@ -64,9 +69,16 @@ def from_values(values: pa.ChunkedArray) -> dict[str, Any]:
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         if low is not None and math.isfinite(low) and math.isfinite(high) and low < high and len(distinct) > 2:
             whole = pa.types.is_integer(values.type)
-            bins = min(32, high - low + 1) if whole else 32
+            bins = min(BINS, high - low + 1) if whole else BINS
             extra = {"integer": True} if whole else {}
             return {"type": "numeric", "lower": low, "upper": high, "bins": bins} | extra | missing
+    if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        ends = compute.call_function("min_max", [values]).as_py()
+        low, high = (None if ends[end] is None else ends[end].isoformat() for end in ("min", "max"))
+        unit = DAY if pa.types.is_date(values.type) else 1
+        units = int(((instant(high) or 0) - (instant(low) or 0)) // unit) + 1
+        if units > 1:
+            return from_type(values.type) | {"lower": low, "upper": high, "bins": min(BINS, units)} | missing
     categories = distinct if 0 < len(distinct) <= MOST_CATEGORIES else None
     return {"type": "categorical", "categories": categories, "other": True} | missing
 

@@ -4,25 +4,28 @@ A condition names some columns. Its answer is a weighted sum over the cells of t
 counts in full where the condition holds for its values, not at all where it does not, and, for a bin of numbers that a
 bound of the condition cuts, in proportion to the part of the bin on the right side. A missing value makes a comparison
 unknown, as in SQL, and so its negation; so does the `other` of an ordered list, which has no rank, for < and between.
+Moments are compared with texts such as '2020-01-31', as the numbers that they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anamorph.columns import LONGEST_NUMBER, OTHER, Categorical, Codes, Column, Numeric, Ordinal, is_number, label
+from anamorph.columns import LONGEST_NUMBER, OTHER, Categorical, Codes, Column, Datetime, Numeric, Ordinal, label
 from anamorph.errors import ParameterError, SchemaError, suggestion
 from anamorph.intervals import intervals
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
+from anamorph.ranges import DAY, instant, is_number
 from anamorph.release import Release
 from anamorph.schema import Schema
 
@@ -34,6 +37,9 @@ LARGEST = 1 << 24
 
 LONGEST = 1 << 14
 """The most characters of a condition."""
+
+WORDS = ("and", "or", "not", "in", "between", "is", "null", "true", "false")
+"""The words of conditions: a column of such a name is always written in quotes."""
 
 Truth = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 """Where a condition holds, and where it fails; neither, where a missing value leaves it unknown."""
@@ -65,11 +71,15 @@ class Part:
 
 def ask(release: Release, question: str, *, confidence: float = 0.95) -> Answer:
     """Returns the release's answer to a condition on its columns, with an interval where one is known."""
-    condition = parse(question)
     schema = release.schema
+    condition = parse(question, schema.names)
     features = tuple(sorted({schema.index(name) for name in column_names(condition, schema)}))
     if not features:
         raise ParameterError(f"question ({question!r}) must name a column")
+    for column in (schema.columns[feature] for feature in features if feature in schema.numbers):
+        raise ParameterError(
+            f"column {column.name!r} must have bins: conditions on native columns are not answered yet"
+        )
     try:
         weights = cell_weights(condition, schema, features)
     except RecursionError:
@@ -81,19 +91,28 @@ def ask(release: Release, question: str, *, confidence: float = 0.95) -> Answer:
     return Answer(question, fraction, fraction * release.total, *(found or ()))
 
 
-def parse(question: str) -> Expr:
-    """Returns the tree of a condition."""
+def parse(question: str, names: Sequence[str] = ()) -> Expr:
+    """Returns the tree of a condition on columns of these names."""
     from sqlglot import exp, parse_one  # noqa: PLC0415
     from sqlglot.errors import SqlglotError  # noqa: PLC0415
 
     if len(question) > LONGEST:
         raise ParameterError(f"question of {len(question)} characters must have at most {LONGEST}")
-    try:
-        return parse_one(question, dialect="duckdb", into=exp.Condition)
-    except (SqlglotError, RecursionError):
-        raise ParameterError(
-            f"question ({question!r}) must be a condition such as \"age < 30 and sex = 'F'\""
-        ) from None
+    for text in (lambda: question, lambda: quoted(question, names)):
+        with contextlib.suppress(SqlglotError, RecursionError):
+            return parse_one(text(), dialect="duckdb", into=exp.Condition)
+    raise ParameterError(f"question ({question!r}) must be a condition such as \"age < 30 and sex = 'F'\"")
+
+
+def quoted(question: str, names: Sequence[str]) -> str:
+    """Returns a condition with the names of columns in quotes, for those that SQL reserves, such as when."""
+    from sqlglot import tokenize  # noqa: PLC0415
+
+    for token in reversed(tokenize(question, "duckdb")):
+        word = question[token.start : token.end + 1]
+        if word in names and word.isidentifier() and word.lower() not in WORDS:
+            question = f'{question[: token.start]}"{word}"{question[token.end + 1 :]}'
+    return question
 
 
 def column_names(condition: Expr, schema: Schema) -> set[str]:
@@ -111,7 +130,7 @@ def cell_weights(condition: Expr, schema: Schema, features: tuple[int, ...]) -> 
     """Returns how much each cell of the marginal over `features` counts."""
     require_few(schema.sizes[feature] for feature in features)
     columns = [schema.columns[feature] for feature in features]
-    parts = {column.name: split(column, bounds(condition, column.name)) for column in columns}
+    parts = {column.name: split(column, bounds(condition, column)) for column in columns}
     require_few(map(len, parts.values()))
     axes = dict(zip(parts, np.ix_(*(range(len(found)) for found in parts.values())), strict=True))
     shape = tuple(map(len, parts.values()))
@@ -131,21 +150,29 @@ def require_few(sizes: Iterable[int]) -> None:
         )
 
 
-def bounds(condition: Expr, name: str) -> list[float]:
+def bounds(condition: Expr, column: Column) -> list[float]:
     """Returns the numbers that a condition compares a column with."""
     from sqlglot import exp  # noqa: PLC0415
 
     found = []
     for node in condition.find_all(exp.Predicate, exp.In, exp.Between):
-        if name in {column.name for column in node.find_all(exp.Column)}:
-            found += [value for item in node.find_all(exp.Literal, exp.Neg) if is_number(value := literal(item))]
-    return sorted(set(map(float, found)))
+        if column.name in {named.name for named in node.find_all(exp.Column)}:
+            found += [ranked(column, literal(item)) for item in node.find_all(exp.Literal, exp.Neg)]
+    return sorted({float(value) for value in found if value is not None})
+
+
+def ranked(column: Column, value: Any) -> float | None:  # noqa: ANN401 - a text, a number or a truth value
+    """Returns the number that a value stands for in a column of numbers or moments, none where it is none."""
+    if isinstance(column, Datetime):
+        seconds = instant(value)
+        return seconds / DAY if column.date and seconds is not None else seconds
+    return float(value) if is_number(value) else None
 
 
 def split(column: Column, cuts: list[float]) -> list[Part]:
     """Returns the parts of a column's domain: its codes, bins of numbers cut at the condition's bounds."""
-    if isinstance(column, Numeric):
-        parts = [part for code in range(column.bins) for part in split_bin(column, code, cuts)]
+    if column.grid is not None:
+        parts = [part for code in range(column.regular) for part in split_bin(column.grid, code, cuts)]
     elif isinstance(column, Codes):
         parts = [Part(code, 1.0, float(code)) for code in range(column.values)]
     elif isinstance(column, Ordinal):
@@ -153,7 +180,7 @@ def split(column: Column, cuts: list[float]) -> list[Part]:
     elif isinstance(column, Categorical):
         parts = [Part(code, 1.0, label(category)) for code, category in enumerate(column.categories)]
     else:
-        raise ParameterError(f"column {column.name!r} must be categorical, ordinal, numeric or codes")
+        raise ParameterError(f"column {column.name!r} must be categorical, ordinal, numeric, datetime or codes")
     if isinstance(column, Categorical) and column.other:
         parts.append(Part(column.regular, 1.0, OTHER))
     if column.missing:
@@ -163,16 +190,18 @@ def split(column: Column, cuts: list[float]) -> list[Part]:
 
 def split_bin(column: Numeric, code: int, cuts: list[float]) -> list[Part]:
     """Returns the parts of a bin between the cuts, each with its share of the bin's values."""
-    step, lower = column.width / column.bins, float(column.lower)
-    low, high = lower + code * step, lower + (code + 1) * step
+    low, high = (float(edge) for edge in column.at([code, code + 1]))
     if column.integer:
         low, high = int(column.firsts[code]), int(column.firsts[code + 1])
         # A whole number that is a cut is a part of its own.
         cuts = sorted({edge for cut in cuts if low - 1 < cut < high for edge in (math.ceil(cut), math.floor(cut) + 1)})
+    if low == high:  # no whole number: rows are given the nearest one
+        return [Part(code, 1.0, float(np.clip(np.round(column.at(code + 0.5)), column.lower, column.upper)))]
     edges = [low, *(cut for cut in cuts if low < cut < high), high]
+    places = edges if column.integer else column.forward(np.array(edges))  # rows are drawn uniformly in these
     return [
-        Part(code, (right - left) / (high - low), float(left) if column.integer else (left + right) / 2)
-        for left, right in itertools.pairwise(edges)
+        Part(code, (after - before) / (places[-1] - places[0]), float(left) if column.integer else (left + right) / 2)
+        for (left, right), (before, after) in zip(itertools.pairwise(edges), itertools.pairwise(places), strict=True)
     ]
 
 
@@ -248,9 +277,12 @@ def comparable(column: Column, node: Expr) -> Any:  # noqa: ANN401 - a text or a
         if isinstance(column, Ordinal):
             return float(code) if code is not None else OTHER
         return label(column.categories[code]) if code is not None else OTHER
-    if not is_number(value):
-        raise ParameterError(f"value ({value!r}) must be a number: {column.name!r} holds numbers")
-    return float(value)
+    number = ranked(column, value)
+    if number is None:
+        moments = isinstance(column, Datetime)
+        rule = "a moment such as '2020-01-31': {} holds moments" if moments else "a number: {} holds numbers"
+        raise ParameterError(f"value ({value!r}) must be {rule.format(repr(column.name))}")
+    return number
 
 
 def literal(node: Expr) -> Any:  # noqa: ANN401 - a text, a number or a truth value
@@ -261,6 +293,9 @@ def literal(node: Expr) -> Any:  # noqa: ANN401 - a text, a number or a truth va
         return -value
     if isinstance(node, exp.Boolean):
         return bool(node.this)
+    moments = exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ
+    if isinstance(node, exp.Cast) and node.is_type(*moments) and node.this.is_string:
+        return node.this.this  # date '2020-01-31'
     if isinstance(node, exp.Literal):
         if node.is_string:
             return node.this

@@ -59,6 +59,16 @@ class Schema:
         return tuple(column.size for column in self.columns)
 
     @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The positions of the native columns: numbers kept as numbers."""
+        return tuple(i for i, column in enumerate(self.columns) if column.native)
+
+    @cached_property
+    def coded(self) -> tuple[int, ...]:
+        """The positions of the others, which have marginals."""
+        return tuple(i for i, column in enumerate(self.columns) if not column.native)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of all that the schema declares, the order of its columns included."""
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
@@ -150,6 +160,8 @@ def column(name: str, spec: object) -> Column:
             raise SchemaError(
                 f"column {name!r}: key ({key!r}) must be one of {', '.join(known)}.{suggestion(str(key), known)}"
             )
+        if key == "bins" and spec.get("native") is True:
+            raise SchemaError(f"column {name!r}: bins must be left out: a native number has none")
         if value is None:
             raise SchemaError(f"column {name!r}: {key} must be filled in: the schema's owner declares it")
     try:
@@ -159,6 +171,7 @@ def column(name: str, spec: object) -> Column:
             "categorical": "categories",
             "ordinal": "categories",
             "numeric": "lower and upper",
+            "datetime": "lower and upper",
             "codes": "values",
         }
         raise SchemaError(f"column {name!r}: a {kind} column must declare {needed[str(kind)]}") from None

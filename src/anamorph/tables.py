@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anamorph import progress
-from anamorph.columns import OTHER, Categorical, Codes, Column, Numeric, guarded, label
+from anamorph.columns import OTHER, Categorical, Codes, Column, Datetime, Numeric, guarded, label
 from anamorph.curator.rowwise import RowFunction
 from anamorph.curator.tallies import AtLeast, GroupBy, Tally
 from anamorph.errors import ParameterError, ResourceError
@@ -107,13 +107,15 @@ def code_labels(column: Column) -> list[str]:
     if isinstance(column, Categorical):
         texts = [label(category) for category in column.categories] + [OTHER] * column.other
     elif isinstance(column, Numeric):
-        step = column.width / column.bins
-        edges = [f"{float(column.lower) + i * step:.12g}" for i in range(column.bins + 1)]
+        edges = [f"{edge:.12g}" for edge in column.at(range(column.bins + 1))]
         texts = [f"[{low}, {high})" for low, high in itertools.pairwise(edges)]
+    elif isinstance(column, Datetime):
+        pairs = itertools.pairwise(column.grid.firsts.tolist())
+        texts = [f"[{column.text(first)}, {column.text(after - 1)}]" for first, after in pairs]
     elif isinstance(column, Codes):
         texts = [str(code) for code in range(column.values)]
     else:
-        raise ParameterError(f"column {column.name!r} must be categorical, ordinal, numeric or codes")
+        raise ParameterError(f"column {column.name!r} must be categorical, ordinal, numeric, datetime or codes")
     return texts + ["(missing)"] * column.missing
 
 

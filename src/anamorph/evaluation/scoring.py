@@ -18,8 +18,7 @@ OVERSAMPLING = 5
 
 def score(release: Release, data: Any, schema: Schema, spec: str, *, seed: int = 0) -> dict[str, Any]:  # noqa: ANN401
     """Returns the errors of the model's answers, and of rows drawn from it where it has rows."""
-    if schema.sizes != release.schema.sizes or schema.names != release.schema.names:
-        raise SchemaError("the schema must be the one of the release; its columns are others")
+    require_schema(release, schema)
     workload = parse_workload(spec, schema)
     figures: dict[str, Any] = {"private": False, "notice": "NOT PRIVATE: true errors", "workload": spec}
     progress.report("read", 0, 1)
@@ -39,3 +38,9 @@ def score(release: Release, data: Any, schema: Schema, spec: str, *, seed: int =
         rows = merged(row_errors(truth, TableSource(table, schema), workload)).to_dict()
         figures["rows"] = {"count": table.rows} | {name: rows[name] for name in ("max_error", "mean_error", "tv")}
     return figures
+
+
+def require_schema(release: Release, schema: Schema) -> None:
+    """Refuses a schema whose columns are not those of the release."""
+    if schema.sizes != release.schema.sizes or schema.names != release.schema.names:
+        raise SchemaError("the schema must be the one of the release; its columns are others")

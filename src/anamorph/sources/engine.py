@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlglot import exp
 
-from anamorph.columns import Categorical, Column
+from anamorph.columns import Categorical, Column, Datetime
 from anamorph.errors import AnamorphError, DataError, ParameterError, ResourceError, suggestion
 from anamorph.schema import Schema
 from anamorph.sources.files import open_file
@@ -250,9 +250,16 @@ def stored_as(column: Column, kind: str) -> Stored:
     if re.fullmatch(r"DECIMAL\(\d+,0\)", kind):
         return Stored.WIDE
     for stored, kinds in STORED.items():
-        if name in kinds and (stored is not Stored.MOMENT or isinstance(column, Categorical)):
+        if name in kinds and _admits(column, stored, name):
             return stored
     raise refuse_type(column, name)
+
+
+def _admits(column: Column, stored: Stored, name: str) -> bool:
+    """Returns whether a column may be stored so: numbers are no moments, moments no numbers, a time of day neither."""
+    if isinstance(column, Datetime):
+        return stored is Stored.TEXT or (stored is Stored.MOMENT and name not in ("TIME", "TIME_NS"))
+    return stored is not Stored.MOMENT or isinstance(column, Categorical)
 
 
 def _describe(engine: Engine, table: exp.Table) -> dict[str, str]:

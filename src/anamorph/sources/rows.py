@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anamorph.columns import Column
+from anamorph.columns import Categorical, Column, Datetime
 from anamorph.errors import AnamorphError, DataError, ResourceError, suggestion
 from anamorph.schema import Schema
 
@@ -106,8 +106,8 @@ def unreadable(error: Exception, what: str = "the data") -> AnamorphError:
 
 def refuse_type(column: Column, kind: str) -> DataError:
     """Returns the refusal of a column stored in a type that its declaration does not admit."""
-    admitted = "text, numbers or truth values"
-    admitted += ", dates or times" if hasattr(column, "categories") else ""
+    admitted = "text, dates or timestamps" if isinstance(column, Datetime) else "text, numbers or truth values"
+    admitted += ", dates or times" if isinstance(column, Categorical) else ""
     return DataError(f"column {column.name!r} (stored as {kind}) must hold {admitted}: it is declared {column.kind}")
 
 

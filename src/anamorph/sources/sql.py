@@ -20,8 +20,9 @@ from typing import Any
 
 from sqlglot import Expr, exp
 
-from anamorph.columns import NUMBER, WHITESPACE, Categorical, Column, Numeric
+from anamorph.columns import NUMBER, WHITESPACE, Categorical, Column, Datetime, Numeric
 from anamorph.errors import WorkloadError
+from anamorph.ranges import DAY, MOMENT, NUDGE
 from anamorph.schema import Schema
 
 ENCODED = "encoded"
@@ -72,8 +73,7 @@ def encode_statement(
     cells, outer = exp.Select(), exp.Select()
     for i, (column, kind, name) in enumerate(zip(schema.columns, stored, names, strict=True)):
         cell, value = exp.column(exp.to_identifier(name, quoted=True)), exp.column(f"v{i}", table="cells")
-        read = _key(cell, kind, dialect) if isinstance(column, Categorical) else _number(cell, kind)
-        cells.select(read.as_(f"v{i}"), copy=False)
+        cells.select(_read(column, cell, kind, dialect).as_(f"v{i}"), copy=False)
         found = exp.column("code", table=f"list{i}") if i in joined else _search(listed[i], value)
         code = _code(column, value, found)
         outer.select(exp.cast(code, _code_type(column.size, dialect)).as_(f"f{i}"), copy=False)
@@ -157,6 +157,14 @@ def _text(cell: Expr, stored: Stored) -> Expr:
     return text
 
 
+def _read(column: Column, cell: Expr, stored: Stored, dialect: str) -> Expr:
+    """A cell as the schema compares it: a text, or a double; null where it is empty."""
+    if isinstance(column, Datetime):
+        seconds = _moment(cell, stored)
+        return exp.Floor(this=exp.Div(this=seconds, expression=_double(DAY))) if column.date else seconds
+    return _key(cell, stored, dialect) if isinstance(column, Categorical) else _number(cell, stored)
+
+
 def _key(cell: Expr, stored: Stored, dialect: str) -> Expr:
     """What is looked up in a category list: null where the cell is empty."""
     if stored in (Stored.REAL, Stored.DECIMAL):
@@ -191,12 +199,43 @@ def _number(cell: Expr, stored: Stored) -> Expr:
     return exp.Nullif(this=exp.cast(cell, double), expression=_double(float("nan")))
 
 
+def _moment(cell: Expr, stored: Stored) -> Expr:
+    """The whole seconds since 1970 of a cell as a double, null where there is no moment.
+
+    Stored moments go by their text too, which is exact: other ways round parts of a second up.
+    """
+    text = _trim(_text(cell, stored))
+    grammar = exp.RegexpLike(this=text, expression=exp.Literal.string(f"^({MOMENT})$"))
+    zoned = exp.TryCast(this=text.copy(), to=exp.DataType(this=exp.DType.TIMESTAMPTZ))
+    found = exp.case().when(grammar, _call("EPOCH", _call("DATE_TRUNC", "second", zoned)))
+    if stored is Stored.MOMENT:  # the text of what is left: -infinity, years before Christ, infinity, years after 9999
+        early = exp.RegexpLike(this=text.copy(), expression=exp.Literal.string("^-|BC"))
+        found = found.when(early, _double(float("-inf"))).when(
+            exp.Not(this=text.copy().is_(exp.Null())), _double(float("inf"))
+        )
+    return found
+
+
 def _bin(column: Numeric, value: Expr) -> Expr:
     """Numeric.bin, in the same order of operations."""
     lower, upper = float(column.lower), float(column.upper)
-    above = exp.paren(exp.Sub(this=_clamp(value, lower, upper), expression=_double(lower)))
+    stretched = _forward(column, _clamp(value, lower, upper))
+    above = exp.paren(exp.Sub(this=stretched, expression=_double(column.origin)))
     scaled = exp.Div(this=exp.Mul(this=above, expression=_double(column.bins)), expression=_double(column.width))
+    if column.transform != "none":
+        scaled = exp.Add(this=scaled, expression=_double(NUDGE))
     return _clamp(exp.Floor(this=scaled), 0, column.bins - 1)
+
+
+def _forward(column: Numeric, value: Expr) -> Expr:
+    """Numeric.forward, in the same order of operations; the value is in the range, so no logarithm fails."""
+    if column.transform == "log":
+        above = exp.paren(exp.Sub(this=value, expression=_double(float(column.lower))))
+        return exp.Ln(this=exp.Add(this=_double(1), expression=above))
+    if column.transform == "signed-log":
+        size = exp.Ln(this=exp.Add(this=_double(1), expression=exp.Abs(this=value)))
+        return exp.Mul(this=exp.Sign(this=value.copy()), expression=size)
+    return value
 
 
 def _whole(column: Column, value: Expr) -> Expr:
@@ -212,7 +251,7 @@ def _code(column: Column, value: Expr, found: Expr | None) -> Expr:
         unseen = exp.Literal.number(column.unseen_code)
         code = exp.Coalesce(this=found, expressions=[unseen]) if found else unseen
     else:
-        code = _bin(column, value) if isinstance(column, Numeric) else _whole(column, value)
+        code = _whole(column, value) if column.grid is None else _bin(column.grid, value)
     empty = exp.Literal.number(column.empty_code)
     return exp.case().when(value.copy().is_(exp.Null()), empty, copy=False).else_(code, copy=False)
 
