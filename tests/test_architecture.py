@@ -18,6 +18,7 @@ PUBLIC = [
     "Categorical",
     "Codes",
     "Curator",
+    "Datetime",
     "Ledger",
     "Measurement",
     "Numeric",
@@ -104,7 +105,9 @@ def test_the_rooms_are_found():
         ("errors", set()),
         ("table", {"errors"}),
         ("_yaml", set()),
-        ("columns", {"errors"}),
+        ("column", {"errors"}),
+        ("ranges", {"errors", "column"}),
+        ("columns", {"errors", "column", "ranges"}),
         ("schema", {"errors", "table", "columns", "_yaml"}),
     ],
 )
@@ -128,7 +131,7 @@ def test_the_curator_imports_the_ground_and_itself(module):
 
 @pytest.mark.parametrize("module", of("queries", "models", "rounding", "release", "schema", "table", "progress"))
 def test_the_public_side_sees_no_curator_and_no_rows(module):
-    descriptions = {"curator.tallies", "curator.residuals", "curator.rowwise", "curator.estimates"}
+    descriptions = {"curator.tallies", "curator.residuals", "curator.where", "curator.rowwise", "curator.estimates"}
     assert {name for name in ours(module) if room(name) == "curator"} <= descriptions
     assert not {room(name) for name in ours(module)} & {"sources", "evaluation", "mechanisms", "fitting", "cli"}
 

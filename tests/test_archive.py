@@ -18,12 +18,15 @@ from safetensors.numpy import save as tensors
 from anamorph import archive
 from anamorph.archive import ARRAYS, HEADER, check_target, digest, load, save
 from anamorph.columns import Categorical, Codes
+from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.least_squares import least_squares
+from anamorph.models.mixed import Columns, MixedRows
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.numbers import Tested as NumberTests
 from anamorph.queries.residuals import Residuals
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
@@ -33,6 +36,8 @@ from anamorph.schema import Schema
 SCHEMA = Schema((Codes(name="a", values=3), Categorical(name="é😀", categories=("x", "y"), other=True)), dataset="d")
 SIZES = SCHEMA.sizes
 MARGINALS = Workload((Marginals(SIZES, ((0, 1), (1,))),))
+PREFIXES = NumberTests(Where(SIZES, (0,), (1,), (2,), np.array([[1], [0]])))
+HALFSPACES = NumberTests(Where(SIZES, (), (1, 0), (2, 3), np.array([4, -1, 0]), np.array([[3, -1], [0, 2], [-5, 1]])))
 THRESHOLDS = Workload((Thresholds(SIZES, ((0, 1), (1, 0)), 1),))
 WORKLOADS = {
     "marginals": MARGINALS,
@@ -49,6 +54,7 @@ WORKLOADS = {
         (Residuals(SIZES, ((1, 0), (0,))), *MARGINALS.parts, Residuals(SIZES, ((1,),))),
         weights=(Fraction(5, 2), Fraction(1, 3), Fraction(7)),
     ),
+    "tests": Workload((PREFIXES, *MARGINALS.parts, HALFSPACES)),
 }
 FUNCTION = custom(lambda row: row["a"] / 2, SCHEMA, name="my_queries:half")
 FUNCTIONS = {
@@ -76,6 +82,11 @@ MODELS = {
     "relaxed": relaxed(),
     "answers": Answers(SIZES, {(0, 1): np.arange(9.0), (1,): np.arange(3.0) / 7}, {(0, 1): 0.1, (1,): 0.3}),
     "zero": Zero(SIZES),
+    "mixed": MixedRows(
+        Columns(SIZES, (1,), (2,)),
+        RelaxedRows((3, 2), np.full((5, 4), [[1 / 3]] * 3 + [[1 / 2]] * 2, np.float32), np.full(4, 0.25, np.float32)),
+        np.array([[0.0, 0.3, 0.9, 1.0]], np.float32),
+    ),
     "least-squares": least_squares(SIZES, (measured(WORKLOADS["residuals"], varied=True),)),
 }
 
@@ -154,7 +165,7 @@ def test_functions_come_back_by_name_alone(tmp_path, monkeypatch):
     assert contents(tmp_path / "s") == contents(tmp_path / "r")
 
 
-OTHER = ("single thresholds", "weights", "chosen values", "weighted function", "residuals")
+OTHER = ("single thresholds", "weights", "chosen values", "weighted function", "residuals", "tests")
 
 
 @pytest.mark.parametrize(
@@ -192,12 +203,51 @@ OTHER = ("single thresholds", "weights", "chosen values", "weighted function", "
         (4, lambda item: item["parts"][0].update(residuals=2)),
         (4, lambda item: item["parts"][0].update(residuals=[])),
         (4, lambda item: item["parts"][2].update(residuals=[[0], [1]])),
+        (5, lambda item: item["parts"][0].update(numbers=[2])),
+        (5, lambda item: item["parts"][0].update(numbers=[0])),
+        (5, lambda item: item["parts"][0].update(numbers=[1.0])),
+        (5, lambda item: item["parts"][0].update(numbers=["1"])),
+        (5, lambda item: item["parts"][0].update(numbers=1)),
+        (5, lambda item: item["parts"][0].update(numbers=[])),
+        (5, lambda item: item["parts"][0].update(given=[])),
+        (5, lambda item: item["parts"][0].update(given=[-1])),
+        (5, lambda item: item["parts"][0].update(limits=[4])),
+        (5, lambda item: item["parts"][0].update(limits=[0])),
+        (5, lambda item: item["parts"][0].update(limits=[2, 2])),
+        (5, lambda item: item["parts"][0].pop("limits")),
+        (5, lambda item: item["parts"][1].update(numbers=[1], given=[0], limits=[2])),
+        (5, lambda item: item["parts"][2].update(numbers=[1], limits=[2])),
+        (5, lambda item: item["parts"].reverse()),
     ],
 )
 def test_queries_that_are_none_are_refused(tmp_path, measurement, change):
     save(release("zero", OTHER), tmp_path / "r")
     load(tmp_path / "r")
     rewrite(tmp_path / "r", lambda header: change(header["measurements"][measurement]))
+    with pytest.raises(CorruptionError):
+        load(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("bounds.0.0", None),
+        ("bounds.0.0", np.array([[1], [0], [1]])),
+        ("bounds.0.0", np.array([1, 0])),
+        ("bounds.0.0", np.array([[1.0], [0.0]])),
+        ("bounds.0.0", np.array([[1], [0]], np.int32)),
+        ("weights.0.0", np.array([[1], [0]])),
+        ("weights.0.2", None),
+        ("weights.0.2", np.array([[3, -1], [0, 2]])),
+        ("weights.0.2", np.array([[3, -1], [0, 2], [1 << 52, 0]])),
+        ("weights.0.2", np.array([[3.0, -1], [0, 2], [-5, 1]])),
+    ],
+)
+def test_tests_of_numbers_that_are_none_are_refused(tmp_path, name, array):
+    save(release("mixed", ("tests",)), tmp_path / "r")
+    arrays = archive.decode((tmp_path / "r" / ARRAYS[1]).read_bytes(), tmp_path)
+    changed = {key: value for key, value in arrays.items() if key != name} | ({} if array is None else {name: array})
+    reseal(tmp_path / "r", ARRAYS[1], tensors(changed))
     with pytest.raises(CorruptionError):
         load(tmp_path / "r")
 

@@ -20,6 +20,7 @@ STAGES = {
     "sample": "drawing rows",
     "answer": "answering",
     "compare": "comparing",
+    "learn": "training models",
 }
 """What people read for each stage that is reported."""
 

@@ -17,6 +17,7 @@ import operator
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -27,15 +28,19 @@ from numpy.typing import NDArray
 
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.chain import sync_directory
+from anamorph.curator.tallies import check_tally
+from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, UsageError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.generator import Generator
 from anamorph.models.graphical import GraphicalModel
 from anamorph.models.least_squares import LeastSquares
+from anamorph.models.mixed import MixedRows
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.custom import Custom, CustomCells, Recorded
 from anamorph.queries.marginals import Cells, Marginals
+from anamorph.queries.numbers import Tested
 from anamorph.queries.residuals import Residuals
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Queries, Workload
@@ -49,6 +54,7 @@ ARRAYS = ("model.safetensors", "measurements.safetensors")
 MODELS: dict[str, type[Model]] = {
     "relaxed": RelaxedRows,
     "generator": Generator,
+    "mixed": MixedRows,
     "graphical": GraphicalModel,
     "least-squares": LeastSquares,
     "answers": Answers,
@@ -288,6 +294,10 @@ def plain_measurements(measurements: tuple[Measurement, ...]) -> tuple[dict[str,
         for number, part in enumerate(measurement.workload.parts):
             described_part, chosen = plain_queries(part)
             parts.append(described_part)
+            if isinstance(part, Tested):
+                arrays[f"bounds.{index}.{number}"] = np.ascontiguousarray(part.tally.bounds)
+                if part.tally.weights is not None:
+                    arrays[f"weights.{index}.{number}"] = np.ascontiguousarray(part.tally.weights)
             if chosen is not None:
                 arrays[f"chosen.{index}.{number}"] = np.ascontiguousarray(chosen)
         weights = {"weights": [weight.as_integer_ratio() for weight in measurement.workload.weights]}
@@ -303,8 +313,10 @@ def measurements_of(
     """Returns the measurements of a release."""
     measurements = []
     for index, item in enumerate(described):
-        chosen = [arrays.get(f"chosen.{index}.{number}") for number in range(len(item["parts"]))]
-        parts = [queries_of(part, where, sizes) for part, where in zip(item["parts"], chosen, strict=True)]
+        parts = [
+            queries_of(part, lambda name, place=place: arrays.get(f"{name}.{index}.{place}"), sizes)  # noqa: B023
+            for place, part in enumerate(item["parts"])
+        ]
         workload = Workload(tuple(parts), weights=tuple(Fraction(*pair) for pair in item.get("weights", ())))
         values, sigma = arrays[f"values.{index}"], arrays[f"sigma.{index}"]
         real = values.dtype == np.float64 and sigma.dtype == np.float64 and bool(np.all(np.isfinite(values)))
@@ -325,6 +337,8 @@ def plain_queries(part: Queries) -> tuple[dict[str, Any], NDArray | None]:
         return {"function": part.name, "values": part.count, "cells": part.single}, part.chosen
     if isinstance(part, Residuals):
         return {"residuals": part.sets}, None
+    if isinstance(part, Tested):
+        return {"given": part.tally.given, "numbers": part.tally.numbers, "limits": part.tally.limits}, None
     if not isinstance(part, Marginals | Cells):
         raise ParameterError("measurements must be of marginals, thresholds or functions to be saved")
     marginals = part.marginals if isinstance(part, Cells) else part
@@ -334,11 +348,14 @@ def plain_queries(part: Queries) -> tuple[dict[str, Any], NDArray | None]:
     return described, part.chosen if isinstance(part, Cells) else None
 
 
-def queries_of(described: dict[str, Any], chosen: NDArray | None, sizes: tuple[int, ...]) -> Queries:
+def queries_of(described: dict[str, Any], found: Callable[[str], NDArray | None], sizes: tuple[int, ...]) -> Queries:
     """Returns the part of a workload that a release describes; refuses queries that its schema does not have.
 
     A function is known by its name only: a release never makes Python import anything.
     """
+    if "numbers" in described:
+        return tested_of(described, found("bounds"), found("weights"), sizes)
+    chosen = found("chosen")
     if "function" in described:
         name, count, single = str(described["function"]), int(described["values"]), bool(described["cells"])
         whole: Queries = Recorded(name, count, chosen, single, sizes=sizes)
@@ -357,6 +374,18 @@ def queries_of(described: dict[str, Any], chosen: NDArray | None, sizes: tuple[i
         if not integers or np.any(chosen < 0) or np.any(chosen >= count):
             raise CorruptionError("the release's measurements must be of queries of its schema; they are not")
     return whole
+
+
+def tested_of(
+    described: dict[str, Any], bounds: NDArray | None, weights: NDArray | None, sizes: tuple[int, ...]
+) -> Tested:
+    """Returns the tests of numbers that a release describes; refuses any but those of its schema."""
+    columns = (tuple(described["given"]), tuple(described["numbers"]), tuple(described["limits"]))
+    if bounds is None or not all(isinstance(column, int) for part in columns for column in part):
+        raise CorruptionError("the release's measurements must be of queries of its schema; they are not")
+    tally = Where(sizes, *columns, bounds, weights)
+    check_tally(tally, sizes)
+    return Tested(tally)
 
 
 def digest(directory: str | Path) -> str:

@@ -79,7 +79,8 @@ def schema_check(
         for remark in check_structure(data, schema):
             say(remark)
     for column in schema.columns:
-        tell(f"{column.name}: {column.kind}, {column.size} values, source {column.source}")
+        values = "native" if column.native else f"{column.size} values"
+        tell(f"{column.name}: {column.kind}, {values}, source {column.source}")
     if schema.from_data():
         say(f"values of {', '.join(map(repr, schema.from_data()))} were read from the data: fit will refuse them")
 
@@ -235,26 +236,65 @@ def evaluate(
     data: Annotated[str, typer.Argument(help="The private data.")],
     schema: SchemaPath,
     workload: Annotated[str | None, typer.Option("--workload", help="By default the workload of the fit.")] = None,
+    ml: Annotated[
+        list[str] | None, typer.Option("--ml", help="target=COLUMN, or target=COLUMN:VALUE+VALUE: train models.")
+    ] = None,
+    test: Annotated[
+        str | None, typer.Option("--test", help="Rows that were no part of the fit, for the models of --ml.")
+    ] = None,
+    learner: Annotated[str, typer.Option("--learner", help="Of --ml: logistic or boosting.")] = "logistic",
     seed: Annotated[
         int,
-        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the synthetic rows that are scored beside the model."),
+        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the synthetic rows that are scored, and of a split."),
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """NOT PRIVATE: the true errors of a release against the data."""
+    """NOT PRIVATE: the true errors of a release against the data; with --ml, what its rows teach a model."""
     from anamorph.errors import ParameterError  # noqa: PLC0415
     from anamorph.evaluation.scoring import score  # noqa: PLC0415
     from anamorph.schema import Schema  # noqa: PLC0415
 
-    loaded = opened(release)
-    if workload is None and "custom:" in loaded.workload:
+    if test is not None and not ml:
+        raise ParameterError("--test must come with --ml target=COLUMN")
+    for item in ml or ():
+        if not item.startswith("target="):
+            raise ParameterError(f"--ml ({item!r}) must be target=COLUMN or target=COLUMN:VALUE+VALUE")
+    loaded, described = opened(release), Schema.load(schema)
+    if workload is None and not ml and "custom:" in loaded.workload:
         raise ParameterError(
             f"the release's workload ({loaded.workload!r}) names functions: repeat it with --workload to import them"
         )
+    figures: dict[str, Any] = {}
     with _console.progress_bars():
-        figures = score(loaded, data, Schema.load(schema), workload or loaded.workload, seed=seed)
+        if workload is not None or not ml:
+            figures |= score(loaded, data, described, workload or loaded.workload, seed=seed)
+        if ml:
+            from anamorph.evaluation.learning import learn  # noqa: PLC0415
+
+            targets = [item.removeprefix("target=") for item in ml]
+            figures |= learn(loaded, data, described, targets, test=test, learner=learner, seed=seed)
     say("NOT PRIVATE: these figures are computed from the private rows without noise; do not publish them")
     show(figures, as_json)
+
+
+@app.command()
+def split(
+    data: Annotated[str, typer.Argument(help="A CSV, CSV.gz or Parquet file.")],
+    schema: SchemaPath,
+    train: Annotated[Path, typer.Option("--train", help="The rows to fit, and to train on: .csv or .parquet.")],
+    test: Annotated[Path, typer.Option("--test", help="The rows to test with: .csv or .parquet.")],
+    fraction: Annotated[float, typer.Option("--fraction", help="Of the rows, to train.")] = 0.8,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED)] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
+) -> None:
+    """NOT PRIVATE: put the rows of a file into two, for an honest `evaluate --ml --test`."""
+    from anamorph.evaluation.splitting import write_split  # noqa: PLC0415
+    from anamorph.schema import Schema  # noqa: PLC0415
+
+    write_split(data, Schema.load(schema), train, test, fraction=fraction, seed=seed, overwrite=overwrite)
+    say("NOT PRIVATE: both files hold private rows")
+    tell(f"train: {train}")
+    tell(f"test:  {test}")
 
 
 @ledger_app.command("show")

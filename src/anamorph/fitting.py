@@ -18,7 +18,7 @@ from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
 from anamorph.errors import ParameterError
 from anamorph.mechanisms.mechanism import Mechanism, description
-from anamorph.planning import Memory, available_memory, check_steps, divide
+from anamorph.planning import Memory, available_memory, check_numbers, check_steps, divide
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
@@ -65,6 +65,7 @@ class Fit:
         """Returns the workload, after all checks that need no private data and spend nothing."""
         check_request(self.schema, self.neighbours)
         workload = parse_workload(self.workload, self.schema)
+        check_numbers(self.schema, self.mechanism)
         steps = self.mechanism.steps_for(workload, self.budget.rho)
         workload = replace(workload, limit=self.divided(workload).pieces)
         check_steps(steps, self.neighbours)

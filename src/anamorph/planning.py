@@ -66,6 +66,15 @@ def divide(memory: int, mechanism: Mechanism, workload: Workload) -> Memory:
     return Memory(memory, engine, pieces)
 
 
+def check_numbers(schema: Schema, mechanism: Mechanism) -> None:
+    """Refuses native columns for a mechanism whose model has a place for every code of every column."""
+    if schema.numbers and not getattr(mechanism, "native", False):
+        names = ", ".join(repr(schema.names[number]) for number in schema.numbers)
+        raise WorkloadError(
+            f"columns {names} must have bins for {mechanism.name}: declare them without `native`, or take rap++"
+        )
+
+
 def check_steps(steps: Sequence[Step], neighbours: Relation) -> None:
     """Refuses, before anything is spent, steps that a curator would: too small a budget, too many queries at once."""
     if not all(step.rho > 0 for step in steps):
@@ -102,6 +111,7 @@ def plan(
     if rows is not None and rows < 1:
         raise ParameterError(f"rows ({rows}) must be at least 1")
     workload = parse_workload(spec, schema)
+    check_numbers(schema, mechanism)
     divided = divide(available_memory() if memory is None else memory, mechanism, workload)
     workload = replace(workload, limit=divided.pieces)
     steps = mechanism.steps_for(workload, budget.rho)

@@ -32,6 +32,18 @@ def round_rows(
 ) -> Table:
     """Returns `rows` rows drawn from relaxed ones: a line of `probabilities` for each code, a column for each row."""
     generator = np.random.default_rng(seed)
+    codes, _ = draw(probabilities, weights, sizes, rows, generator)
+    return Table(codes[generator.permutation(rows)], sizes)
+
+
+def draw(
+    probabilities: NDArray[np.floating],
+    weights: NDArray[np.floating],
+    sizes: tuple[int, ...],
+    rows: int,
+    generator: np.random.Generator,
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Returns the codes of rows drawn from relaxed ones, and which one each was drawn from, in order of these."""
     owner = np.repeat(np.arange(weights.size), copies(weights, rows, generator))
     codes = np.empty((rows, len(sizes)), np.int32)
     for feature, first in enumerate(np.cumsum((0, *sizes[:-1]))):
@@ -39,7 +51,7 @@ def round_rows(
         cumulated = np.cumsum(probabilities[first : first + sizes[feature]].T, axis=1, dtype=np.float64)
         codes[:, feature] = invert(cumulated, owner, strata(owner, generator))
     progress.report("sample", len(sizes), len(sizes))
-    return Table(codes[generator.permutation(rows)], sizes)
+    return codes, owner
 
 
 def copies(weights: NDArray[np.floating], rows: int, generator: np.random.Generator) -> NDArray[np.int64]:

@@ -183,7 +183,7 @@ PARAMETERS = [
     asked("no r", "--workload thresholds:k=2", "must give r"),
     asked("r = 0", "--workload thresholds:k=2,r=0", "r (0) must be from 1 to k"),
     asked("r > k", "--workload thresholds:k=2,r=3", "r (3) must be from 1 to k"),
-    asked("r of a marginal", "--workload marginals:k=2,r=1", "'r=1'", "one of k, count, seed, of, weight"),
+    asked("r of a marginal", "--workload marginals:k=2,r=1", "'r=1'", "one of k, count, seed, of, target, weight"),
     asked("thresholds, k > columns", "--workload thresholds:k=4,r=1", "k (4) must be from 1 to 3"),
     asked("thresholds misspelt", "--workload thresold:k=2,r=1", "Did you mean 'thresholds'"),
     asked("listed twice", "--workload 'thresholds:k=2,r=2;marginals:of=town+kind'", "town x kind", "listed once"),

@@ -28,6 +28,7 @@ from anamorph.mechanisms.mechanism import NAMES, description, mechanism
 from anamorph.mechanisms.mst import MST
 from anamorph.mechanisms.mwem_pgm import MWEMPGM
 from anamorph.mechanisms.rap import RAP
+from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.queries.custom import Recorded, custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
@@ -52,6 +53,7 @@ TABLE = {
         True,
         False,
     ),
+    "rap++": (RAPPlusPlus(rounds=2, marginal_rounds=2, per_round=1, levels=2, **SMALL), True, False),
     "gem blocks": (GEM(rounds=2, per_round=1, **SMALL, **NETWORK), True, False),
     "gem cells": (GEM(rounds=3, per_round=4, blocks=False, **SMALL, **NETWORK), True, False),
     "gem at once": (GEM(rounds=1, penalty=0.0, rows=60, steps=800, rate=0.01, latent=4, hidden=32), True, True),
@@ -100,7 +102,8 @@ WORKLOADS = {
     ),
 }
 MATRIX = tuple(name for name in TABLE if name.startswith("hdmm"))
-REFUSED = {(name, "mixed") for name in ("gaussian", "gaussian cells", "rap blocks", "gem blocks", *GRAPHICAL, *MATRIX)}
+BLOCKS = ("gaussian", "gaussian cells", "rap blocks", "rap++", "gem blocks")
+REFUSED = {(name, "mixed") for name in (*BLOCKS, *GRAPHICAL, *MATRIX)}
 """Noisy answers are kept of marginals and thresholds; only those are selected in whole blocks, or have a graph."""
 CASES = [(name, kind) for name in TABLE for kind in WORKLOADS if (name, kind) not in REFUSED]
 
@@ -189,7 +192,7 @@ def test_a_release_survives_saving_and_loading(case, relation, tmp_path):
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_workloads_that_do_not_suit_are_refused_before_anything_is_spent(name, kind, relation):
     curator = Curator(source(), Budget(epsilon=1.0, delta=1e-6), neighbours=relation)
-    with pytest.raises(WorkloadError, match=r"the workload must be of (whole )?marginals and thresholds"):
+    with pytest.raises(WorkloadError, match=r"the workload must be of (whole )?marginals(,| and) thresholds"):
         TABLE[name][0](curator, WORKLOADS[kind], seed=0)
     assert curator.privacy().spends == ()
 

@@ -8,9 +8,13 @@ import pytest
 
 from anamorph.columns import Codes
 from anamorph.curator.tallies import check_tally, count, grid
+from anamorph.curator.where import Where
+from anamorph.errors import WorkloadError
+from anamorph.models.mixed import Columns, MixedRows
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.custom import Custom, custom
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.numbers import Tested as NumberTests
 from anamorph.queries.spec import CLASSES
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import WHOLE, Workload
@@ -29,6 +33,18 @@ ONE_HOT = RelaxedRows(
     SIZES,
     np.concatenate([np.arange(size)[:, None] == ROWS[:, i] for i, size in enumerate(SIZES)]).astype(np.float32),
     np.full(N, 1 / N, np.float32),
+)
+LIMITED = (4, 4)
+"""The codes of c2 and c3, where they are numbers: the last code of c3 is `missing`."""
+ABSENT = ROWS[:, 3] == LIMITED[1]
+NUMBERED = MixedRows(
+    Columns(SIZES, (2, 3), LIMITED),
+    RelaxedRows(
+        (*SIZES[:2], 2),
+        np.concatenate([ONE_HOT.probabilities[:5], np.stack([~ABSENT, ABSENT]).astype(np.float32)]),
+        ONE_HOT.weights,
+    ),
+    ((np.minimum(ROWS[:, 2:].T, 3) + 0.5) / 4).astype(np.float32),
 )
 SETS = ((0, 1, 2), (3, 1, 0), (2, 3, 1))
 
@@ -51,7 +67,14 @@ WHOLE_BLOCKS = {
 }
 SINGLE = {f"{name} by cell": lambda made=made: made().by_cell() for name, made in WHOLE_BLOCKS.items()}
 CHOSEN = {f"{name}, chosen": lambda made=made: made().take([3, 0, 2]) for name, made in SINGLE.items()}
-TABLE = WHOLE_BLOCKS | SINGLE | CHOSEN
+PAIRS = np.array([[0, 3], [2, 1], [3, 3], [1, 0], [-1, 2]])
+SLOPES, OFFSETS = np.array([[3, -2], [-5, 1], [0, 7], [4, 4]]), np.array([1, -6, 14, 15])
+TESTED = {
+    "mixed": lambda: NumberTests(Where(SIZES, (1, 0), (2, 3), LIMITED, PAIRS)),
+    "mixed, none given": lambda: NumberTests(Where(SIZES, (), (3,), LIMITED[1:], PAIRS[:, 1:])),
+    "halfspaces": lambda: NumberTests(Where(SIZES, (1,), (2, 3), LIMITED, OFFSETS, SLOPES)),
+}
+TABLE = WHOLE_BLOCKS | SINGLE | CHOSEN | TESTED
 LIMITS = (1, 3, 7, 20, 10**6)
 
 
@@ -66,13 +89,13 @@ def answers(queries, limit=WHOLE):
     for piece in queries.pieces(limit):
         numbers = (count(piece.tally, SOURCE) / 2.0 ** grid(piece.tally)).tolist()
         assert len(numbers) == piece.tally.cells > 0
-        assert piece.blocks in (1, len(numbers))
+        assert piece.blocks in (1, len(numbers), getattr(piece.tally, "tests", 1))
         assert piece.first in (len(blocks), len(blocks) - 1)  # the next block, or more of the last
         if piece.first == len(blocks) - 1:
             assert piece.blocks == 1
             blocks[-1] += numbers
         else:
-            blocks += [numbers] if piece.blocks == 1 else [[number] for number in numbers]
+            blocks += np.reshape(numbers, (piece.blocks, -1)).tolist()
     return blocks
 
 
@@ -93,8 +116,9 @@ def test_any_cut_tiles_the_ids_and_gives_the_same_answers(queries, limit):
 def test_a_piece_is_within_the_limit_and_of_the_closed_set(queries, limit):
     for piece in queries.pieces(limit):
         check_tally(piece.tally, SIZES)
-        # A function is evaluated once for all of its values, whatever the limit.
-        assert piece.tally.cells <= limit or isinstance(queries, Custom)
+        # A function is evaluated once for all of its values, whatever the limit; a test is not cut.
+        whole = isinstance(queries, Custom) or (isinstance(queries, NumberTests) and piece.blocks == 1)
+        assert piece.tally.cells <= limit or whole
 
 
 def test_take_of_take_composes(queries):
@@ -110,6 +134,10 @@ def test_take_of_take_composes(queries):
 
 
 def test_by_cell_makes_each_query_a_block_once(queries):
+    if isinstance(queries, NumberTests):
+        with pytest.raises(WorkloadError, match="must be taken in whole blocks"):
+            queries.by_cell()
+        return
     cells = queries.by_cell()
     assert answers(cells) == [[number] for block in answers(queries) for number in block]
     assert cells.by_cell() is cells
@@ -127,9 +155,10 @@ def test_what_is_measured_is_measured_as_it_is(queries):
 
 @pytest.mark.parametrize("limit", [7, WHOLE])
 def test_rows_and_the_relaxed_rows_that_are_one_hot_answer_alike(queries, limit):
+    model = NUMBERED if isinstance(queries, NumberTests) else ONE_HOT
     for piece in queries.pieces(limit):
         exact = count(piece.tally, SOURCE) / 2.0 ** grid(piece.tally) / N
-        np.testing.assert_allclose(ONE_HOT.answer(piece.tally), exact, atol=2e-6)
+        np.testing.assert_allclose(model.answer(piece.tally), exact, atol=2e-6)
 
 
 def test_the_digest_is_of_the_queries_and_their_order(request, queries):
@@ -138,7 +167,7 @@ def test_the_digest_is_of_the_queries_and_their_order(request, queries):
     assert whole.digest == Workload((made(),), "another text", limit=3).digest
     others = [Workload((queries, queries))]
     others += [whole.take([0]), whole.take(range(queries.blocks)[::-1])] if queries.blocks > 1 else []
-    others += [whole.by_cell()] if queries.largest_block > 1 else []
+    others += [whole.by_cell()] if queries.largest_block > 1 and not isinstance(queries, NumberTests) else []
     assert len({whole.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 

@@ -28,6 +28,7 @@ from anamorph.curator.residuals import Residual
 from anamorph.curator.rowwise import RowFunction
 from anamorph.curator.scores import GRID, errors, times
 from anamorph.curator.tallies import AtLeast, Counts, GroupBy, Tally, Tests, count, grid, marginal_cells
+from anamorph.curator.where import Where
 from anamorph.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -194,8 +195,8 @@ class Comparison:
                 raise ParameterError("estimate must hold the answers of the workload's functions")
             found = functions[tally.function]
             return found if tally.chosen is None else found[tally.chosen]
-        if isinstance(tally, Residual):
-            raise ParameterError("residuals must be measured: they cannot be selected")
+        if isinstance(tally, Residual | Where):
+            raise ParameterError("residuals and tests of numbers must not be selected against a table")
         if isinstance(tally, Tests):
             values = np.empty(tally.cells)
             for index, features in enumerate(tally.sets):

@@ -38,6 +38,7 @@ from anamorph.curator.tallies import (
     scale,
     squared_sensitivity,
 )
+from anamorph.curator.where import Where, where_counts
 from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError, WorkloadError
 from anamorph.release import Measurement, Privacy, Spend
 from anamorph.schema import Schema
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 256 << 20
 """How much memory the curator keeps for counts that are asked again."""
+
+KEY_BYTES = 500
+"""About what it takes to remember which test a count is of."""
 
 LARGEST_ANSWER = 100_000_000
 """The most numbers of one measurement: what a ledger can store as one record."""
@@ -231,8 +235,7 @@ class Curator:
         streamed = [] if table else [settled(piece) for piece in workload.pieces()]
         for piece in streamed:
             check_tally(piece.tally, self.schema.sizes)
-        if any(isinstance(piece.tally, Residual) for piece in (*pieces, *streamed)):
-            raise WorkloadError("residuals must be measured: they cannot be selected")
+        check_selectable((*pieces, *streamed), table)
         check_blocks(streamed, score)
         if excluded.size and not (excluded[0] >= 0 and excluded[-1] < workload.blocks):
             raise WorkloadError(f"exclude must be ids from 0 to {workload.blocks - 1}")
@@ -267,7 +270,7 @@ class Curator:
             check_tally(piece.tally, self.schema.sizes)
             if type(piece.weight) is not Fraction or not piece.weight > 0:
                 raise WorkloadError("a piece must have a Fraction above 0 as its weight")
-            if piece.first != following or piece.blocks not in (1, piece.tally.cells):
+            if piece.first != following or piece.blocks not in divisions(piece.tally):
                 raise WorkloadError("a piece must be of single queries, or of one block, in the order of their ids")
             following, cells = piece.first + piece.blocks, cells + piece.tally.cells
         if (following, cells) != (workload.blocks, workload.cells):
@@ -295,7 +298,9 @@ class Curator:
                 block, merged = -1, 0
             share = shares[piece.weight]
             if piece.blocks > 1:
-                yield without(times(wrong, share), piece.first, excluded)
+                each = wrong.reshape(piece.blocks, -1)
+                scores = wrong if each.shape[1] == 1 else np.array([score.merge(block, 0) for block in each])
+                yield without(times(scores, share), piece.first, excluded)
             else:
                 block, merged = piece.first, score.merge(wrong, merged)
         if block >= 0:
@@ -364,20 +369,32 @@ def is_encoded(rows: object, sizes: tuple[int, ...], count: int) -> bool:
     return not count or bool(np.all((rows.codes >= 0) & (rows.codes < np.array(sizes))))
 
 
+def check_selectable(pieces: Iterable[Piece], table: bool) -> None:
+    """Refuses tallies that have no scores, or none against a table."""
+    if any(isinstance(piece.tally, Residual) for piece in pieces):
+        raise WorkloadError("residuals must be measured: they cannot be selected")
+    if table and any(isinstance(piece.tally, Where) for piece in pieces):
+        raise WorkloadError("estimate must be arrays, not a table, where tests of numbers are selected")
+
+
 def check_blocks(pieces: Iterable[Piece], score: Score) -> None:
     """Refuses what the sensitivity of a score does not cover.
 
-    Ids run through the pieces without a gap; a piece is of single cells, each a block, or of one block; the pieces of
-    one block are disjoint slabs of one marginal, threshold or function; only a score of blocks is used on blocks of
-    several cells, and only marginals, whose cells are disjoint, by the sum of their errors.
+    Ids run through the pieces without a gap; a piece is of single cells, each a block, of tests, each a block, or of
+    one block; the pieces of one block are disjoint slabs of one marginal, threshold or function, or one test; only a
+    score of blocks is used on blocks of several cells, and only marginals and tests, whose cells are disjoint, by the
+    sum of their errors.
     """
     if type(score) not in SCORES:
         raise ParameterError(f"score must be one of {', '.join(kind.__name__ for kind in SCORES)}")
     following, slabs = 0, {}
     for piece in pieces:
         single = piece.blocks == piece.tally.cells
+        tested = isinstance(piece.tally, Where) and piece.blocks == piece.tally.tests > 1
+        if tested and not single and type(score) is AbsoluteError:
+            raise WorkloadError("a block of several queries must be selected by L1Error or MaxError")
         continued = piece.blocks == 1 and piece.first == following - 1 and piece.first in slabs
-        if not (single or piece.blocks == 1) or not (continued or piece.first == following):
+        if not (single or tested or piece.blocks == 1) or not (continued or piece.first == following):
             raise WorkloadError("a piece must be of single queries, or of one block, in the order of their ids")
         if piece.blocks == 1:
             slabs.setdefault(piece.first, []).append(piece.tally)
@@ -386,10 +403,15 @@ def check_blocks(pieces: Iterable[Piece], score: Score) -> None:
         several = len(tallies) > 1 or tallies[0].cells > 1
         if several and type(score) is AbsoluteError:
             raise WorkloadError("a block of several queries must be selected by L1Error or MaxError")
-        if several and type(score) is L1Error and not all(isinstance(tally, GroupBy) for tally in tallies):
+        if several and type(score) is L1Error and not all(isinstance(tally, GroupBy | Where) for tally in tallies):
             raise WorkloadError("a block of several queries that is not a marginal must be selected by MaxError")
         if several and len(numbers_asked(tallies, [Fraction(1)] * len(tallies))) > 1:
-            raise WorkloadError("a block must be of one marginal, one threshold or one function")
+            raise WorkloadError("a block must be of one marginal, one threshold, one function or one test")
+
+
+def divisions(tally: Tally) -> tuple[int, ...]:
+    """Returns into how many blocks a tally may be divided: one, single queries, or its tests."""
+    return (1, tally.cells, tally.tests) if isinstance(tally, Where) else (1, tally.cells)
 
 
 def relative(weights: Iterable[Fraction]) -> dict[Fraction, int]:
@@ -444,6 +466,7 @@ class _Cache:
         self._source = source
         self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._functions: dict[Rowwise, NDArray[np.int64]] = {}
+        self._tested: dict[tuple[object, ...], NDArray[np.int64]] = {}
         self._bytes = 0
 
     def prepare(self, tallies: Sequence[Tally]) -> None:
@@ -462,6 +485,17 @@ class _Cache:
         if function not in self._functions:
             self._functions[function] = sums(function, self._source.batches())
         return self._functions[function]
+
+    def tested(self, tally: Where) -> NDArray[np.int64]:
+        """Returns the counts of a tally of tests, each counted once as far as they fit."""
+        keys = list(tally.identities())
+        if all(key in self._tested for key in keys):
+            return np.concatenate([self._tested[key] for key in keys])
+        found = where_counts(tally, self._source.batches()).reshape(tally.tests, -1)
+        if self._bytes <= CACHE_BYTES:
+            self._tested.update(zip(keys, found, strict=True))
+            self._bytes += found.nbytes + KEY_BYTES * tally.tests
+        return found.ravel()
 
     def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yields the non-empty cells of each marginal and their counts."""

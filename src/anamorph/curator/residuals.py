@@ -63,6 +63,10 @@ class Residual:
         """The feature sets to group by."""
         return (self.features,)
 
+    def copied(self) -> Residual:
+        """Returns the same, made of plain integers."""
+        return Residual(tuple(map(int, self.sizes)), tuple(map(int, self.features)))
+
     def squared_sensitivity(self, relation: Relation) -> Fraction:
         """Returns a bound on the squared L2 norm of what one neighbour changes, in counts."""
         shares = [Fraction(size - 1, size) for size in sorted(self.shape)]

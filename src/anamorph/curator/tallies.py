@@ -8,6 +8,7 @@ answers the same tallies on its own rows. The sensitivity of a tally follows fro
 - `Tests`: single cells, each of some marginal, with the number of features that must agree.
 - `RowFunction` (rowwise.py): a function of one row, with values in [0, 1].
 - `Residual` (residuals.py): a marginal, centred along every axis.
+- `Where` (where.py): the cells of a marginal, for the rows whose numbers pass a test; each test is a block.
 
 A row adds 1 to at most h of the cells of one block, h = 1 for a marginal (see `held`). One row added or removed
 changes at most h numbers by 1, one row replaced at most 2 h; so c numbers of one block contribute min(c, h) or
@@ -24,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from anamorph.curator.residuals import MOST_CELLS, Residual
 from anamorph.curator.rowwise import RowFunction, Rowwise, sums
 from anamorph.curator.scores import GRID
+from anamorph.curator.where import Where, is_where, where_counts
 from anamorph.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -173,11 +175,17 @@ def codes_of(sizes: tuple[int, ...], features: tuple[int, ...], positions: NDArr
     return np.stack(np.unravel_index(positions, shape), axis=1)
 
 
-Tally = GroupBy | AtLeast | Tests | RowFunction | Residual
+Tally = GroupBy | AtLeast | Tests | RowFunction | Residual | Where
 
 
-Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise | Residual
-"""What numbers of several tallies may share: (sizes, features, how many must agree), a function, or a residual."""
+class Test(NamedTuple):
+    """A test of numbers, and the marginal of those that pass it."""
+
+    key: tuple[object, ...]
+
+
+Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise | Residual | Test
+"""What numbers of several tallies may share: (sizes, features, how many must agree), a function, a residual, a test."""
 
 
 class Counts(Protocol):
@@ -200,6 +208,9 @@ def count(tally: Tally, source: Counts) -> NDArray[np.int64]:
         return tally.broadcast(lambda part: count(part, source), np.int64)
     if isinstance(tally, Residual):
         return tally.centred(count(GroupBy(tally.sizes, tally.features, 0, tally.shape[0]), source))
+    if isinstance(tally, Where):
+        known = getattr(source, "tested", None)  # one that has counted the tests before
+        return known(tally) if known else where_counts(tally, source.batches())
     numbers = np.zeros(tally.cells, np.int64)
     for index, (cells, counts) in enumerate(source.counts(tally.sets)):
         if isinstance(tally, GroupBy):
@@ -264,7 +275,8 @@ def moved(block: Block, asked: int, relation: Relation) -> Fraction | int:
     """Returns the squared L2 sensitivity of some of the numbers of one block, in counts."""
     if isinstance(block, Residual):
         return block.squared_sensitivity(relation)
-    return min(asked, (1 if relation == "add-remove" else 2) * held(block))
+    most = 1 if relation == "add-remove" else 2
+    return min(asked, most if isinstance(block, Test) else most * held(block))
 
 
 def held(block: tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise) -> int:
@@ -305,6 +317,9 @@ def spans_of(tally: Tally) -> Iterator[tuple[Block, tuple[NDArray[np.int64], NDA
         yield tally.function, (positions, positions + 1)
     elif isinstance(tally, Residual):
         yield tally, (np.array([0]), np.array([tally.cells]))
+    elif isinstance(tally, Where):
+        for key in tally.identities():
+            yield Test(key), (np.array([0]), np.array([tally.width]))
     elif isinstance(tally, Tests):
         for index, features in enumerate(tally.sets):
             positions = tally.positions[tally.which == index]
@@ -330,6 +345,8 @@ def check_tally(tally: object, sizes: tuple[int, ...]) -> None:
         sound = type(tally.function) is Rowwise and tally.function.sizes == sizes and is_choice(tally)
     elif type(tally) is Residual:
         sound = is_set(tally.features, sizes) and min(tally.shape) > 1 and tally.cells <= MOST_CELLS
+    elif type(tally) is Where:
+        sound = is_where(tally, sizes)
     else:
         sound = False
     if not sound or getattr(tally, "sizes", None) != sizes:
@@ -350,8 +367,8 @@ def copied(tally: Tally) -> Tally:
         least = None if tally.least is None else whole(tally.least)
         which, positions = np.array(tally.which, np.int64), np.array(tally.positions, np.int64)
         return Tests(whole(tally.sizes), sets, which, positions, least)
-    if type(tally) is Residual:
-        return Residual(whole(tally.sizes), whole(tally.features))
+    if type(tally) is Residual or type(tally) is Where:
+        return tally.copied()
     if type(tally) is RowFunction and tally.chosen is not None:
         return RowFunction(whole(tally.sizes), tally.function, np.array(tally.chosen, np.int64))
     return tally

@@ -17,6 +17,7 @@ class AllZero:
     """Answers 0 to every query."""
 
     name: ClassVar[str] = "all-zero"
+    native: ClassVar[bool] = True
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
         """Returns no step."""

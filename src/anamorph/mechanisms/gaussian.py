@@ -27,6 +27,7 @@ class Gaussian:
     """Measures the whole workload once."""
 
     name: ClassVar[str] = "gaussian"
+    native: ClassVar[bool] = True
     blocks: bool = True
     """Whether whole marginals are measured, or single cells as in the papers."""
 

@@ -38,6 +38,7 @@ class HDMM(Graphical):
     """HDMM's own parameters; the others are those of a graphical model's fit, and of the local one."""
 
     name: ClassVar[str] = "hdmm"
+    native: ClassVar[bool] = True
     strategy: Literal["marginals", "residuals"] = "marginals"
     """What is measured."""
     objective: Objective = "total"

@@ -32,6 +32,7 @@ class Mechanism(Protocol):
     """A short program that talks to a curator: a frozen dataclass whose fields are its parameters."""
 
     name: ClassVar[str]
+    # A class variable `native`, if true, says that columns of native numbers do no harm: it is read by planning.
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
         """Returns the planned spends; refuses parameters that do not fit the workload. Reads nothing private."""
@@ -56,6 +57,7 @@ NAMES = {
     "mst": ("anamorph.mechanisms.mst", "MST"),
     "mwem-pgm": ("anamorph.mechanisms.mwem_pgm", "MWEMPGM"),
     "rap": ("anamorph.mechanisms.rap", "RAP"),
+    "rap++": ("anamorph.mechanisms.rap_plus_plus", "RAPPlusPlus"),
 }
 
 

@@ -42,6 +42,7 @@ from anamorph.models.generator import Generator
 from anamorph.models.model import Estimator
 from anamorph.models.relaxed import RelaxedProjection, RelaxedRows
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.numbers import Tested
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement, Release
 
@@ -133,7 +134,9 @@ class RAP(RelaxedProjection):
         return (450 << 20) + 12 * table + 48 * measured + min(held + counts, 256 * queries.cells)
 
     def queries(self, workload: Workload) -> Workload:
-        """Returns the workload in the blocks that are selected and measured."""
+        """Returns the workload in the blocks that are selected and measured; refuses tests of numbers."""
+        if any(isinstance(part, Tested) for part in workload.parts):
+            raise WorkloadError("the workload must be of marginals, thresholds and functions: take rap++ for numbers")
         return workload.measured(self.order) if self.blocks or self.rounds == 1 else workload.by_cell()
 
     def projection(self) -> RelaxedProjection:

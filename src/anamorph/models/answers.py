@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from anamorph.curator.residuals import Residual
 from anamorph.curator.tallies import AtLeast, GroupBy, RowFunction, Tally, Tests, is_set, marginal_cells
+from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
@@ -75,7 +76,7 @@ class Answers:
 
     def answer(self, tally: Tally) -> NDArray[np.float64]:
         """Returns the answers of one tally."""
-        if isinstance(tally, RowFunction | Residual):
+        if isinstance(tally, RowFunction | Residual | Where):
             raise not_measured()
         if isinstance(tally, Tests):
             values = np.zeros(tally.cells)
@@ -197,8 +198,10 @@ def not_measured() -> ParameterError:
 
 
 def no_residuals() -> ParameterError:
-    """Returns the refusal of a model of rows to answer, or to be fitted to, residuals."""
-    return ParameterError("queries must be of marginals, thresholds or functions: this model has no residuals")
+    """Returns the refusal of a model to answer, or to be fitted to, residuals or tests of numbers."""
+    return ParameterError(
+        "queries must be of marginals, thresholds or functions: this model has no residuals, and no native numbers"
+    )
 
 
 def foreign() -> CorruptionError:

@@ -49,6 +49,11 @@ def anywhere(_settings: object, _layout: Layout, _point: Point, moved: Point) ->
     return moved
 
 
+def never(_settings: object, _gradient: Point, _aims: object) -> Array:
+    """Returns that the descent may not end yet."""
+    return jnp.array(False)
+
+
 class Problem(NamedTuple):
     """What is minimised: functions of the settings, the layout and points."""
 
@@ -60,6 +65,8 @@ class Problem(NamedTuple):
     """What Adam takes for the gradient at a point."""
     settle: Callable[[Any, Layout, Point, Point], Point] = anywhere
     """Where a step ends, given where it began and where Adam moved."""
+    enough: Callable[[Any, Point, Any], Array] = never
+    """Whether the descent may end, given the gradient and the aims."""
 
 
 class State(NamedTuple):
@@ -106,7 +113,7 @@ def advance(problem: Problem, state: State, aims: object, until: int) -> State:
         loss, gradient = slope(now.point, aims)
         updates, optimiser = adam.update(problem.direction(settings, now.point, gradient), now.optimiser)
         settled = jnp.abs(now.loss - loss) <= settings.tolerance * now.loss
-        stopped = (settled & jnp.isfinite(now.loss)) | ~jnp.isfinite(loss)
+        stopped = (settled & jnp.isfinite(now.loss)) | ~jnp.isfinite(loss) | problem.enough(settings, gradient, aims)
         last = stopped | (now.step + 1 == settings.steps)
         better = (loss < now.best_loss) & ((now.step % KEEP == 0) | last)
         best, best_loss = jax.lax.cond(better, lambda: (now.point, loss), lambda: (now.best, now.best_loss))

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from anamorph import progress
 from anamorph.curator.residuals import Residual
 from anamorph.curator.tallies import AtLeast, GroupBy, RowFunction, Tally, Tests, is_set, marginal_cells
+from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError, require_positive
 from anamorph.models import junction
 from anamorph.models.answers import no_residuals
@@ -104,7 +105,7 @@ class GraphicalModel:
         """Returns the model's answers of one tally."""
         if isinstance(tally, RowFunction):
             raise ParameterError("the workload must be of marginals and thresholds: a graphical model has no functions")
-        if isinstance(tally, Residual):
+        if isinstance(tally, Residual | Where):
             raise no_residuals()
         if isinstance(tally, AtLeast):
             return tally.broadcast(self.answer, np.float64)

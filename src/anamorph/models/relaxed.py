@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from anamorph.curator.estimates import RelaxedTable
 from anamorph.curator.residuals import Residual
 from anamorph.curator.tallies import RowFunction, Tally
+from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import functions, goals, products
 from anamorph.models.answers import no_residuals
@@ -93,7 +94,7 @@ class RelaxedRows:
         if isinstance(tally, RowFunction):
             found = functions.answers(tally.function, jnp.asarray(self.probabilities), self.placed_weights)
             return np.asarray(found)[slice(None) if tally.chosen is None else tally.chosen]
-        if isinstance(tally, Residual):
+        if isinstance(tally, Residual | Where):
             raise no_residuals()
         return products.answers(self.layout, self.table, self.placed_weights, tally)
 
@@ -169,7 +170,7 @@ class RelaxedProjection:
     def init(self, sizes: tuple[int, ...], *, seed: int) -> RelaxedRows:
         """Returns rows started at random."""
         layout = Layout(sizes)
-        return self._model(layout, scatter(self, layout, jax.random.key(seed)))
+        return self.model(layout, scatter(self, layout, jax.random.key(seed)))
 
     def fit(self, model: RelaxedRows, measurements: Sequence[Measurement], *, seed: int = 0) -> RelaxedRows:
         """Returns the rows that best explain all measurements, starting from the model's rows.
@@ -179,13 +180,14 @@ class RelaxedProjection:
         if model.parameters is None:
             raise ParameterError("model must come from init or fit: a loaded release cannot be fitted further")
         best, finite = descend(self.problem(model.layout), model.parameters, goals.build(model.layout, measurements))
-        return replace(self._model(model.layout, best), degraded=model.degraded or not finite)
+        return replace(self.model(model.layout, best), degraded=model.degraded or not finite)
 
     def problem(self, layout: Layout) -> Problem:
         """Returns what a fit minimises, and how."""
         return Problem(self, layout, objective, tangent, settle)
 
-    def _model(self, layout: Layout, parameters: Parameters) -> RelaxedRows:
+    def model(self, layout: Layout, parameters: Parameters) -> RelaxedRows:
+        """Returns the rows that parameters stand for."""
         probabilities, weights = map(np.asarray, reveal(self, layout, parameters))
         return RelaxedRows(layout.sizes, probabilities, weights, parameters)
 

@@ -26,6 +26,9 @@ from anamorph.schema import Schema
 MOST_MARGINALS = 1 << 22
 """The most marginals that one workload lists."""
 
+NATIVE = "declare bins for a number, or take a class of queries for numbers"
+"""What to do about a native column, which has no marginals."""
+
 
 @dataclass(frozen=True)
 class Marginals:
@@ -175,31 +178,48 @@ class Cells:
 
 
 def all_marginals(schema: Schema, k: int) -> Marginals:
-    """Returns every k-way marginal of a schema, in lexicographic order of columns."""
+    """Returns every k-way marginal of a schema's columns, but native ones, in lexicographic order."""
     check_count(check_order(schema, k), k)
-    return Marginals(schema.sizes, tuple(itertools.combinations(range(len(schema.sizes)), k)))
+    return Marginals(schema.sizes, tuple(itertools.combinations(schema.coded, k)))
 
 
 def random_marginals(schema: Schema, k: int, *, count: int, seed: int) -> Marginals:
     """Returns `count` distinct k-way marginals drawn at random: the same for the same seed, everywhere.
 
-    Draws `numpy.random.default_rng(seed).choice(all k-subsets in lexicographic order, count, replace=False)`.
+    Draws `numpy.random.default_rng(seed).choice(all k-subsets in lexicographic order, count, replace=False)`, of the
+    columns that are not native.
     """
-    columns, subsets = len(schema.sizes), check_order(schema, k)
+    columns, subsets = schema.coded, check_order(schema, k)
     if count > subsets:
         raise WorkloadError(f"count ({count}) must be at most {subsets}, the number of {k}-way marginals")
     check_count(count, k)
     if subsets >= 1 << 63:
         raise WorkloadError(f"k ({k}) must be smaller: there are {Decimal(subsets):.3g} marginals to draw from")
     drawn = np.random.default_rng(seed).choice(subsets, count, replace=False)
-    return Marginals(schema.sizes, tuple(subset(int(rank), columns, k) for rank in drawn))
+    ranked = (subset(int(rank), len(columns), k) for rank in drawn)
+    return Marginals(schema.sizes, tuple(tuple(columns[i] for i in places) for places in ranked))
+
+
+def target_marginals(schema: Schema, k: int, target: int, *, count: int | None = None, seed: int = 0) -> Marginals:
+    """Returns every k-way marginal that holds a column, or `count` of them drawn as by `random_marginals`."""
+    check_order(schema, k)
+    others = [column for column in schema.coded if column != target]
+    check_count(math.comb(len(others), k - 1), k)
+    sets = [tuple(sorted((*columns, target))) for columns in itertools.combinations(others, k - 1)]
+    if count is not None:
+        if not 1 <= count <= len(sets):
+            raise WorkloadError(f"count ({count}) must be from 1 to {len(sets)}, the marginals with this column")
+        sets = [sets[index] for index in np.random.default_rng(seed).choice(len(sets), count, replace=False)]
+    return Marginals(schema.sizes, tuple(sets))
 
 
 def check_order(schema: Schema, k: int) -> int:
     """Returns the number of k-way marginals; refuses an order that the schema does not have."""
-    if not 1 <= k <= len(schema.sizes):
-        raise WorkloadError(f"k ({k}) must be from 1 to {len(schema.sizes)}, the number of columns")
-    return math.comb(len(schema.sizes), k)
+    most = len(schema.coded)
+    if not 1 <= k <= most:
+        which = f" that are not native numbers: {NATIVE}" if schema.numbers else ""
+        raise WorkloadError(f"k ({k}) must be from 1 to {most}, the number of columns{which}")
+    return math.comb(most, k)
 
 
 def check_count(count: int, k: int) -> None:

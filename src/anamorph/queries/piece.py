@@ -13,7 +13,7 @@ class Piece:
     """Consecutive answers of a workload: a tally, and the blocks that its numbers belong to.
 
     With as many blocks as cells, each number is a block of its own; with one block, all numbers belong to it (and a
-    large block may come in several pieces).
+    large block may come in several pieces); of tests of numbers (`Where`), each may be a block, of as many cells.
     """
 
     tally: Tally

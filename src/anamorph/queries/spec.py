@@ -1,9 +1,12 @@
 """Workload specs: the short texts by which workloads are named.
 
 `marginals:k=3` is every 3-way marginal, `marginals:k=3,count=64,seed=0` a random choice of 64 of them,
-`marginals:of=age+sex` one marginal by its columns; `thresholds:k=4,r=2,count=64,seed=0` are r-of-k thresholds over the
-same sets; `custom:module:function` is a class of your own. Several are joined by semicolons, or listed in a YAML file
-under `workload:`; `weight=2` says that the queries of one matter twice as much as those of another.
+`marginals:of=age+sex` one marginal by its columns, `marginals:k=3,target=income` those that hold a column;
+`thresholds:k=4,r=2,count=64,seed=0` are r-of-k thresholds over the same sets. Of native numbers,
+`mixed:k=3,count=1000,seed=0` are random mixed marginals, and `halfspaces:count=1000,target=income,seed=0` random class
+conditional linear thresholds. `custom:module:function` is a class of your own. Several are joined by semicolons, or
+listed in a YAML file under `workload:`; `weight=2` says that the queries of one matter twice as much as those of
+another.
 """
 
 from __future__ import annotations
@@ -14,15 +17,18 @@ from fractions import Fraction
 from pathlib import Path
 
 from anamorph.errors import WorkloadError, suggestion
-from anamorph.queries.marginals import Marginals, all_marginals, random_marginals
+from anamorph.queries.marginals import NATIVE, Marginals, all_marginals, random_marginals, target_marginals
+from anamorph.queries.numbers import halfspaces, mixed_marginals
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Queries, Workload
 from anamorph.schema import LARGEST_FILE, Schema, parse
 
-CLASSES = ("marginals", "thresholds", "custom")
+CLASSES = ("marginals", "thresholds", "mixed", "halfspaces", "custom")
 OPTIONS = {
-    "marginals": ("k", "count", "seed", "of", "weight"),
-    "thresholds": ("k", "r", "count", "seed", "of", "weight"),
+    "marginals": ("k", "count", "seed", "of", "target", "weight"),
+    "thresholds": ("k", "r", "count", "seed", "of", "target", "weight"),
+    "mixed": ("k", "count", "seed", "target", "weight"),
+    "halfspaces": ("count", "seed", "target", "weight"),
     "custom": ("weight",),
 }
 
@@ -37,7 +43,8 @@ LONGEST_WEIGHT = 20
 def workload(spec: str, schema: Schema) -> Workload:
     """Returns the workload that a spec, or a YAML file of specs, names."""
     specs = list(read_file(Path(spec))) if is_file(spec) else spec.split(";")
-    parts, weights = zip(*(queries(item.strip(), schema) for item in specs), strict=True)
+    found = [(part, weight) for parts, weight in (queries(item.strip(), schema) for item in specs) for part in parts]
+    parts, weights = zip(*found, strict=True)
     check_sizes(parts, schema)
     return Workload(parts, "; ".join(specs), weights if len(set(weights)) > 1 else ())
 
@@ -61,8 +68,8 @@ def read_file(path: Path) -> Iterator[str]:
     yield from listed
 
 
-def queries(spec: str, schema: Schema) -> tuple[Queries, Fraction]:
-    """Returns the queries of one spec, and their weight."""
+def queries(spec: str, schema: Schema) -> tuple[tuple[Queries, ...], Fraction]:
+    """Returns the queries of one spec, in one part or more, and their weight."""
     name, _, rest = spec.partition(":")
     if name not in CLASSES:
         raise WorkloadError(
@@ -79,25 +86,50 @@ def queries(spec: str, schema: Schema) -> tuple[Queries, Fraction]:
     if name == "custom":
         from anamorph.queries.custom import from_spec  # noqa: PLC0415 - it needs jax
 
-        return from_spec(function.strip(), schema), weight
+        return (from_spec(function.strip(), schema),), weight
+    if name in ("mixed", "halfspaces"):
+        return tests_of(name, options, schema, spec), weight
     least = options.pop("r", None)
     marginals = sets_of(options, schema, spec)
     if name == "marginals":
-        return marginals, weight
+        return (marginals,), weight
     if least is None:
         raise WorkloadError(f"workload ({spec!r}) must give r, how many of the columns must agree")
-    return Thresholds(marginals.sizes, marginals.sets, whole_number("r", least, spec)), weight
+    return (Thresholds(marginals.sizes, marginals.sets, whole_number("r", least, spec)),), weight
+
+
+def tests_of(name: str, options: dict[str, str], schema: Schema, spec: str) -> tuple[Queries, ...]:
+    """Returns tests of native numbers."""
+    targets = tuple(options.pop("target", "").split("+")) if "target" in options else ()
+    numbers = {key: whole_number(key, value, spec) for key, value in options.items()}
+    for key in ("k", "count") if name == "mixed" else ("count",):
+        if key not in numbers:
+            raise WorkloadError(f"workload ({spec!r}) must give {key}")
+    seed = numbers.get("seed", 0)
+    if name == "halfspaces":
+        return halfspaces(schema, count=numbers["count"], seed=seed, targets=targets)
+    if len(targets) > 1:
+        raise WorkloadError(f"workload ({spec!r}): target must be one column")
+    target = targets[0] if targets else None
+    return mixed_marginals(schema, numbers["k"], count=numbers["count"], seed=seed, target=target)
 
 
 def sets_of(options: Mapping[str, str], schema: Schema, spec: str) -> Marginals:
     """Returns the marginals over the sets of columns that options name or draw."""
     if "of" in options:
         if len(options) > 1:
-            raise WorkloadError(f"workload ({spec!r}): of must stand without k, count and seed")
+            raise WorkloadError(f"workload ({spec!r}): of must stand without k, count, seed and target")
         return Marginals(schema.sizes, (named_set(options["of"], schema),))
     if "k" not in options:
         raise WorkloadError(f"workload ({spec!r}) must give k, the number of columns of each block")
-    numbers = {key: whole_number(key, value, spec) for key, value in options.items()}
+    numbers = {key: whole_number(key, value, spec) for key, value in options.items() if key != "target"}
+    if "target" in options:
+        target, *more = named_set(options["target"], schema)
+        if more:
+            raise WorkloadError(f"workload ({spec!r}): target must be one column")
+        if "seed" in numbers and "count" not in numbers:
+            raise WorkloadError(f"workload ({spec!r}): seed must come with count")
+        return target_marginals(schema, numbers["k"], target, count=numbers.get("count"), seed=numbers.get("seed", 0))
     if "count" not in numbers:
         if "seed" in numbers:
             raise WorkloadError(f"workload ({spec!r}): seed must come with count")
@@ -148,6 +180,8 @@ def named_set(text: str, schema: Schema) -> tuple[int, ...]:
     for name in names:
         if name not in schema.names:
             raise WorkloadError(f"column ({name!r}) must be in the schema.{suggestion(name, schema.names)}")
+        if schema.columns[schema.index(name)].native:
+            raise WorkloadError(f"column ({name!r}) must not be native in a marginal or threshold: {NATIVE}")
     if len(set(names)) < len(names):
         raise WorkloadError(f"of ({text!r}) must name each column once")
     return tuple(sorted(schema.names.index(name) for name in names))

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from anamorph.curator.tallies import WHOLE
 from anamorph.errors import WorkloadError
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.numbers import Tested
 from anamorph.queries.piece import Piece
 
 PIECE_CELLS = 1 << 22
@@ -138,17 +139,19 @@ class Workload:
     def measured(self, order: int = 0) -> Workload:
         """Returns the queries to measure where whole blocks are: marginals in place of thresholds, each once.
 
-        A marginal that several parts need has the largest of their weights.
+        A marginal, or a test of numbers, that several parts need has the largest of their weights.
         """
         weights = self.weights or (Fraction(1),) * len(self.parts)
         heaviest = sorted(range(len(self.parts)), key=lambda index: -weights[index])
         kept: list[tuple[Queries, Fraction]] = []
-        seen: set[tuple[int, ...]] = set()
+        seen: set[tuple[object, ...]] = set()
         for index in heaviest:
             part = self.parts[index].measured(order)
-            if isinstance(part, Marginals):
-                part = part.take([i for i, features in enumerate(part.sets) if features not in seen])
-                seen.update(part.sets)
+            if isinstance(part, Marginals | Tested):
+                keys = part.sets if isinstance(part, Marginals) else tuple(part.tally.identities())
+                firsts = {key: i for i, key in reversed(list(enumerate(keys))) if key not in seen}
+                part = part.take(sorted(firsts.values()))
+                seen.update(firsts)
             if part.blocks:
                 kept.append((part, weights[index]))
         parts, found = zip(*kept, strict=True)

@@ -1,0 +1,414 @@
+"""Mixed rows: relaxed rows with numbers as numbers.
+
+A row holds a probability vector for each coded column, and for each native column a unit real x in [0, 1], the number
+itself; for native columns that may be missing also a probability vector (present, missing). A test of numbers (prefix
+or halfspace, see curator/where.py) is a product of inequalities theta . x <= tau, and its answer for a cell of the
+features given is
+
+    sum over rows r of  w_r  prod of [theta . x_r <= tau]  prod of present  prod of P_r,code.
+
+To fit numbers, an inequality is relaxed to the sigmoid 1 / (1 + exp(-s (tau - theta . x))) with inverse temperature s.
+A small s has gradients everywhere and answers that are wrong near the threshold, a large one the reverse; so s is
+annealed: it starts small and is doubled whenever the gradient of the numbers has fallen below `gamma` of what it was at
+this temperature, or `patience` steps have passed. Answers of coded columns are not touched by it.
+
+Reference: Vietri, Archambeau, Aydore, Brown, Kearns, Roth, Siva, Tang & Wu 2022 (RAP++), section 3 and algorithm 1.
+Deviations: gamma is relative, and a level has a most number of steps; thresholds are where codes end, so that the
+answers of the model, which are not relaxed, are those of the rows sampled from it; steps are Adam's, and numbers are
+clipped to [0, 1] after each; a residual weighs 1 / sigma^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from anamorph import progress
+from anamorph.curator.tallies import AtLeast, GroupBy, Tally, Tests, codes_of
+from anamorph.curator.where import Where
+from anamorph.errors import CorruptionError, ParameterError
+from anamorph.models import goals, relaxed
+from anamorph.models.answers import no_residuals
+from anamorph.models.descent import Problem, descend
+from anamorph.models.relaxed import Parameters, RelaxedProjection, RelaxedRows
+from anamorph.models.simplex import Layout
+from anamorph.queries.marginals import Marginals
+from anamorph.queries.numbers import Tested
+from anamorph.queries.workload import Workload
+from anamorph.release import Measurement
+from anamorph.rounding import draw
+from anamorph.table import Table
+
+CERTAIN = 1e9
+"""The bound of an inequality that always holds: padding."""
+
+LEAST = 64
+"""The least number of tests, and of their cells, that a fit is compiled for."""
+
+TESTS = 1 << 12
+"""How many tests are answered at a time."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are numbers, and where the others lie among the relaxed ones."""
+
+    sizes: tuple[int, ...]
+    numbers: tuple[int, ...]
+    limits: tuple[int, ...]
+    """How many codes each number has without `missing`."""
+
+    @cached_property
+    def coded(self) -> tuple[int, ...]:
+        """The columns with probabilities for each code."""
+        return tuple(column for column in range(len(self.sizes)) if column not in self.numbers)
+
+    @cached_property
+    def flagged(self) -> tuple[int, ...]:
+        """The numbers that may be missing."""
+        pairs = zip(self.numbers, self.limits, strict=True)
+        return tuple(number for number, limit in pairs if self.sizes[number] > limit)
+
+    @cached_property
+    def relaxed(self) -> tuple[int, ...]:
+        """The sizes of the relaxed features: coded columns, then (present, missing) for each number that may be."""
+        return (*(self.sizes[column] for column in self.coded), *(2 for _ in self.flagged)) or (1,)
+
+    def place(self, column: int) -> int:
+        """Returns the relaxed feature of a coded column, or of the flag of a number."""
+        return (*self.coded, *self.flagged).index(column)
+
+    def inner(self, slab: GroupBy) -> GroupBy:
+        """Returns a slab of a marginal of coded columns, over the relaxed features."""
+        if not set(slab.features) <= set(self.coded):
+            raise no_residuals()
+        return replace(slab, sizes=self.relaxed, features=tuple(map(self.place, slab.features)))
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRows:
+    """A table of relaxed rows with numbers."""
+
+    columns: Columns
+    coded: RelaxedRows
+    reals: NDArray[np.float32]
+    """The unit real of each number, a line for each native column, a column for each row."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of all columns."""
+        return self.columns.sizes
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a fit met a loss that was not a number and fell back to the best table before it."""
+        return self.coded.degraded
+
+    @cached_property
+    def codes(self) -> NDArray[np.int64]:
+        """The code of each number: rows by native columns."""
+        limits = np.array(self.columns.limits)
+        return np.minimum((self.reals.T.astype(np.float64) * limits).astype(np.int64), limits - 1)
+
+    def answers(self, workload: Workload) -> Iterator[NDArray[np.floating]]:
+        """Yields the answers of each piece of a workload."""
+        for piece in workload.pieces():
+            yield self.answer(piece.tally)
+
+    def answer(self, tally: Tally) -> NDArray[np.floating]:
+        """Returns the answers of one tally: tests are not relaxed."""
+        if isinstance(tally, Where):
+            return self.tested(tally)
+        if isinstance(tally, GroupBy):
+            return self.coded.answer(self.columns.inner(tally))
+        if isinstance(tally, AtLeast):
+            return self.coded.answer(AtLeast(self.columns.inner(tally.slab), tally.least))
+        if isinstance(tally, Tests) and all(set(features) <= set(self.columns.coded) for features in tally.sets):
+            sets = tuple(tuple(map(self.columns.place, features)) for features in tally.sets)
+            return self.coded.answer(replace(tally, sizes=self.columns.relaxed, sets=sets))
+        raise no_residuals()
+
+    def tested(self, tally: Where) -> NDArray[np.float64]:
+        """Returns the answers of tests of numbers."""
+        places = [self.columns.numbers.index(number) for number in tally.numbers]
+        codes = self.codes[:, places].astype(np.float64)
+        weights = self.cell_weights(tally)
+        spans = [slice(first, first + TESTS) for first in range(0, tally.tests, TESTS)]
+        return np.concatenate([(tally.holds(codes, span) @ weights).ravel() for span in spans])
+
+    def cell_weights(self, tally: Where) -> NDArray[np.float64]:
+        """Returns the weight of each row in each cell of the features given, if its numbers are present."""
+        starts = np.cumsum((0, *self.columns.relaxed[:-1]))
+        weights = self.coded.weights.astype(np.float64)[:, None]
+        for number in tally.numbers:
+            if number in self.columns.flagged:
+                weights = weights * self.coded.probabilities[starts[self.columns.place(number)]][:, None]
+        for column in tally.given:
+            first = starts[self.columns.place(column)]
+            lines = self.coded.probabilities[first : first + self.sizes[column]].T
+            weights = (weights[:, :, None] * lines[:, None]).reshape(len(weights), -1)
+        return weights
+
+    def sample(self, rows: int, *, seed: int) -> Table:
+        """Returns rows rounded at random from the relaxed ones; numbers are those of their row."""
+        generator = np.random.default_rng(seed)
+        inner, owner = draw(self.coded.probabilities, self.coded.weights, self.columns.relaxed, rows, generator)
+        codes = np.empty((rows, len(self.sizes)), np.int32)
+        for place, column in enumerate(self.columns.coded):
+            codes[:, column] = inner[:, place]
+        for index, number in enumerate(self.columns.numbers):
+            codes[:, number] = self.codes[owner, index]
+            if number in self.columns.flagged:
+                missing = inner[:, self.columns.place(number)] == 1
+                codes[missing, number] = self.columns.limits[index]
+        return Table(codes[generator.permutation(rows)], self.sizes)
+
+    def arrays(self) -> dict[str, NDArray]:
+        """Returns what a release keeps."""
+        limits = np.array((self.columns.numbers, self.columns.limits), np.int64).reshape(2, -1)
+        return self.coded.arrays() | {"reals": self.reals, "numbers": limits}
+
+    @classmethod
+    def from_arrays(cls, sizes: tuple[int, ...], arrays: dict[str, NDArray]) -> Self:
+        """Returns the model of a release; refuses anything but probability vectors and unit reals."""
+        listed, reals = arrays["numbers"], arrays["reals"]
+        if listed.dtype != np.int64 or listed.ndim != 2 or listed.shape[0] != 2:
+            raise foreign()
+        numbers, limits = map(tuple, listed.tolist())
+        known = len(set(numbers)) == len(numbers) and all(0 <= number < len(sizes) for number in numbers)
+        if not known or not all(limit in (sizes[n], sizes[n] - 1) for n, limit in zip(numbers, limits, strict=True)):
+            raise foreign()
+        columns = Columns(sizes, numbers, limits)
+        coded = RelaxedRows.from_arrays(columns.relaxed, {name: arrays[name] for name in ("probabilities", "weights")})
+        if (
+            len(arrays) != 4
+            or reals.shape != (len(numbers), coded.weights.size)
+            or not np.all((reals >= 0) & (reals <= 1))
+        ):
+            raise foreign()
+        return cls(columns, coded, reals.astype(np.float32))
+
+
+class Point(NamedTuple):
+    """What Adam moves."""
+
+    coded: Parameters
+    reals: Array
+
+
+class Cells(NamedTuple):
+    """Measured cells of tests."""
+
+    slopes: Array
+    """theta: tests by inequalities by numbers."""
+    bounds: Array
+    """tau: tests by inequalities."""
+    test: Array
+    """The test of each cell."""
+    lines: Array
+    """The lines of the table that a cell multiplies."""
+    targets: Array
+    precision: Array
+
+
+class Aims(NamedTuple):
+    """All that a fit compares with, and at which temperature."""
+
+    coded: goals.Goals
+    cells: Cells
+    temperature: Array
+    floor: Array
+    """The norm of the gradient of the numbers at which this temperature has done its work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedProjection(RelaxedProjection):
+    """The estimator of mixed rows; `steps` are for each temperature."""
+
+    steps: int = 40
+    """The most Adam steps of one temperature."""
+    rate: float = 0.02
+    simplex: str = "softmax"  # pyright: ignore[reportIncompatibleVariableOverride]
+    tolerance: float = 0.0
+    temperature: float = 4.0
+    """The first inverse temperature s."""
+    levels: int = 9
+    """How many temperatures there are, each twice the one before."""
+    gamma: float = 0.05
+    """A temperature ends when the gradient of the numbers is this fraction of what it was when it began."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.levels, int) or isinstance(self.levels, bool) or self.levels < 1:
+            raise ParameterError(f"levels ({self.levels!r}) must be a whole number of at least 1")
+        for name, least in (("temperature", 1e-6), ("gamma", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not least <= value < np.inf:
+                raise ParameterError(f"{name} ({value!r}) must be a finite number of at least {least}")
+
+    def begin(self, columns: Columns, *, seed: int) -> MixedRows:
+        """Returns rows started at random: probabilities near uniform, numbers uniform."""
+        coded = relaxed_part(self).init(columns.relaxed, seed=seed)
+        reals = np.random.default_rng((seed, 2)).random((len(columns.numbers), self.rows), np.float32)
+        return MixedRows(columns, coded, reals)
+
+    def fit(self, model: MixedRows, measurements: Sequence[Measurement], *, seed: int = 0) -> MixedRows:  # pyright: ignore
+        """Returns the rows that best explain all measurements, starting from the model's rows."""
+        layout, columns = model.coded.layout, model.columns
+        if model.coded.parameters is None:
+            raise ParameterError("model must come from begin or fit: a loaded release cannot be fitted further")
+        aims = build(layout, columns, measurements)
+        point, finite = Point(model.coded.parameters, jnp.asarray(model.reals)), True
+        problem = Problem(self, layout, objective, settle=settle, enough=settled)
+        for level in range(self.levels):
+            progress.report("temperature", level, self.levels)
+            aims = aims._replace(temperature=jnp.asarray(self.temperature * 2.0**level))
+            begun = steepness(self, layout, point, aims)
+            point, sound = descend(problem, point, aims._replace(floor=self.gamma * begun))
+            finite = finite and sound
+        coded = replace(relaxed_part(self).model(layout, point.coded), degraded=model.degraded or not finite)
+        return MixedRows(columns, coded, np.asarray(point.reals))
+
+
+def relaxed_part(made: MixedProjection) -> RelaxedProjection:
+    """Returns the estimator of the coded columns alone."""
+    values: dict[str, Any] = {item.name: getattr(made, item.name) for item in fields(RelaxedProjection)}
+    return RelaxedProjection(**values)
+
+
+def build(layout: Layout, columns: Columns, measurements: Sequence[Measurement]) -> Aims:
+    """Returns what a fit compares with."""
+    coded = [found for measurement in measurements if (found := inner_measurement(columns, measurement)) is not None]
+    nothing = goals.Goals((goals.gathered_goal(layout, (), 1, 1),), ())
+    zero = jnp.zeros(())
+    return Aims(goals.build(layout, coded) if coded else nothing, cells_of(layout, columns, measurements), zero, zero)
+
+
+def inner_measurement(columns: Columns, measurement: Measurement) -> Measurement | None:
+    """Returns what was measured of coded columns, over the relaxed features; none if nothing was."""
+    parts, weights, values, sigma, first, block = [], [], [], [], 0, 0
+    for index, part in enumerate(measurement.workload.parts):
+        if isinstance(part, Marginals):
+            sets = tuple(tuple(map(columns.place, features)) for features in part.sets)
+            parts.append(replace(part, sizes=columns.relaxed, sets=sets))
+            weights.append(measurement.workload.weights[index] if measurement.workload.weights else Fraction(1))
+            values.append(measurement.values[first : first + part.cells])
+            sigma.append(measurement.sigma[block : block + part.blocks])
+        elif not isinstance(part, Tested):
+            raise ParameterError("measurements must be of whole marginals, thresholds and tests of numbers")
+        first, block = first + part.cells, block + part.blocks
+    if not parts:
+        return None
+    workload = Workload(tuple(parts), weights=tuple(weights))
+    return Measurement(workload, np.concatenate(values), np.concatenate(sigma), measurement.total)
+
+
+def cells_of(layout: Layout, columns: Columns, measurements: Sequence[Measurement]) -> Cells:
+    """Returns the measured cells of all tests, padded to few shapes."""
+    found = list(tested_parts(measurements))
+    most = max((len(tally.given) + len(tally.numbers) for tally, *_ in found), default=1)
+    sides = max((1 if tally.weights is not None else len(tally.numbers) for tally, *_ in found), default=1)
+    tests = max(LEAST, goals.power_of_two(sum(tally.tests for tally, *_ in found)))
+    cells = max(LEAST, goals.power_of_two(sum(tally.cells for tally, *_ in found)))
+    slopes, bounds = np.zeros((tests, sides, len(columns.numbers))), np.full((tests, sides), CERTAIN)
+    test, lines = np.zeros(cells, np.int32), np.full((cells, most), layout.zero, np.int32)
+    targets, precision = np.zeros(cells), np.zeros(cells)
+    first, cell = 0, 0
+    for tally, values, weight in found:
+        theta, tau = inequalities(columns, tally)
+        slopes[first : first + tally.tests, : theta.shape[1]] = theta
+        bounds[first : first + tally.tests, : tau.shape[1]] = tau
+        span = slice(cell, cell + tally.cells)
+        test[span] = first + np.repeat(np.arange(tally.tests), tally.width)
+        lines[span] = np.tile(given_lines(layout, columns, tally, most), (tally.tests, 1))
+        targets[span], precision[span] = values, weight
+        first, cell = first + tally.tests, span.stop
+    single = [jnp.asarray(array, jnp.float32) for array in (slopes, bounds, targets, precision)]
+    return Cells(single[0], single[1], jnp.asarray(test), jnp.asarray(lines), single[2], single[3])
+
+
+def tested_parts(measurements: Sequence[Measurement]) -> Iterator[tuple[Where, NDArray, NDArray]]:
+    """Yields the tests that were measured, their noisy answers, and the weight of half a squared residual of each."""
+    for measurement in measurements:
+        first, block = 0, 0
+        for part in measurement.workload.parts:
+            if isinstance(part, Tested):
+                sigma = np.repeat(measurement.sigma[block : block + part.blocks], part.largest_block)
+                values = measurement.values[first : first + part.cells]
+                yield part.tally, values, 1 / (measurement.total * sigma**2)
+            first, block = first + part.cells, block + part.blocks
+
+
+def inequalities(columns: Columns, tally: Where) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns theta (tests by inequalities by numbers, of length 1) and tau for unit reals.
+
+    A code is at most its bound where x < (bound + 1) / limit; in a weighted sum it counts as the middle of its step.
+    """
+    places = [columns.numbers.index(number) for number in tally.numbers]
+    limits = np.array(tally.limits, np.float64)
+    if tally.weights is None:
+        theta = np.zeros((tally.tests, len(places), len(columns.numbers)))
+        theta[:, np.arange(len(places)), places] = 1
+        return theta, (tally.bounds + 1) / limits
+    scaled = tally.weights * limits
+    length = np.maximum(np.linalg.norm(scaled, axis=1), 1e-30)
+    theta = np.zeros((tally.tests, 1, len(columns.numbers)))
+    theta[:, 0, places] = scaled / length[:, None]
+    return theta, ((tally.bounds + tally.weights.sum(axis=1) / 2) / length)[:, None]
+
+
+def given_lines(layout: Layout, columns: Columns, tally: Where, most: int) -> NDArray[np.int32]:
+    """Returns, for each cell of the features given, the lines of the table that it multiplies."""
+    lines = np.full((tally.width, most), layout.one, np.int32)
+    if tally.given:
+        codes = codes_of(tally.sizes, tally.given, np.arange(tally.width))
+        offsets = layout.offsets[[columns.place(column) for column in tally.given]]
+        lines[:, : len(tally.given)] = offsets + codes
+    flags = [layout.offsets[columns.place(number)] for number in tally.numbers if number in columns.flagged]
+    lines[:, len(tally.given) : len(tally.given) + len(flags)] = flags
+    return lines
+
+
+def objective(made: MixedProjection, layout: Layout, point: Point, aims: Aims) -> Array:
+    """Returns chi^2 / (2 n) of marginals and of relaxed tests, plus the information penalty."""
+    probabilities = relaxed.points(made, point.coded.free)
+    weights = relaxed.row_weights(made, point.coded.rows)
+    cells, table = aims.cells, layout.flatten(probabilities)
+    sums = jnp.einsum("tjk,kr->tjr", cells.slopes, point.reals)
+    passed = jnp.prod(jax.nn.sigmoid(aims.temperature * (cells.bounds[:, :, None] - sums)), axis=1)
+    products = passed[cells.test]
+    for factor in range(cells.lines.shape[1]):
+        products = products * table[cells.lines[:, factor]]
+    wrong = products @ weights - cells.targets
+    loss = relaxed.table_loss(layout, probabilities, weights, aims.coded, made.penalty)
+    return loss + jnp.sum(cells.precision * wrong**2) / 2
+
+
+def settle(_made: MixedProjection, _layout: Layout, _before: Point, moved: Point) -> Point:
+    """Returns the point with its numbers between 0 and 1."""
+    return moved._replace(reals=jnp.clip(moved.reals, 0.0, 1.0))
+
+
+def settled(_made: MixedProjection, gradient: Point, aims: Aims) -> Array:
+    """Returns whether the gradient of the numbers is as small as it need be; never where it was 0 from the start."""
+    return jnp.linalg.norm(gradient.reals) < aims.floor
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def steepness(made: MixedProjection, layout: Layout, point: Point, aims: Aims) -> Array:
+    """Returns the norm of the gradient of the numbers."""
+    return jnp.linalg.norm(jax.grad(partial(objective, made, layout))(point, aims).reals)
+
+
+def foreign() -> CorruptionError:
+    """Returns the refusal of arrays that are not mixed rows."""
+    return CorruptionError("the model must hold a unit real for each number of each row; it does not")
