@@ -148,3 +148,23 @@ def test_marginals_of_a_given_order_are_measured_in_place_of_larger_ones():
 def test_a_prior_that_a_selection_would_refuse_is_refused_at_once(prior):
     with pytest.raises(ParameterError, match="prior"):
         RAP(prior=prior)
+
+
+def test_budgets_are_planned_for_the_answers_of_least_squares():
+    sizes = (2, 3, 40)
+    workload = Workload((Marginals(sizes, ((0, 1), (1, 2))),))
+    equal = RAP(rounds=1, blocks=True).queries(workload)
+    assert (equal.blocks, equal.weights) == (2, ())
+    total, most = (RAP(rounds=1, blocks=True, budgets=budgets).queries(workload) for budgets in ("total", "max"))
+    for found in (total, most):
+        assert {features for part in found.parts for features in part.sets} >= {(0, 1), (1, 2)}
+    shares = {features: w for part, w in zip(total.parts, total.weights, strict=True) for features in part.sets}
+    assert shares[1, 2] > 3 * shares[0, 1], "a marginal of twenty times the cells has more of the budget"
+    even = {features: w for part, w in zip(most.parts, most.weights, strict=True) for features in part.sets}
+    assert even[1, 2] < 2 * even[0, 1]
+
+
+@pytest.mark.parametrize("settings", [{"budgets": "best", "rounds": 1}, {"budgets": "max"}])
+def test_budgets_that_cannot_be_planned_are_refused(settings):
+    with pytest.raises(ParameterError, match=r"budgets \('(best|max)'\) must be equal"):
+        RAP(**settings)

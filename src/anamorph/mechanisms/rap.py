@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -37,12 +37,14 @@ from anamorph.curator.estimates import RelaxedTable
 from anamorph.curator.scores import AbsoluteError, L1Error
 from anamorph.errors import ParameterError, WorkloadError, require_positive
 from anamorph.mechanisms.adaptive import Round, adaptive
+from anamorph.mechanisms.independent import asked
 from anamorph.mechanisms.mechanism import Step, release
 from anamorph.models.generator import Generator
 from anamorph.models.model import Estimator
 from anamorph.models.relaxed import RelaxedProjection, RelaxedRows
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested
+from anamorph.queries.strategies import Objective, strategy
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement, Release
 
@@ -63,6 +65,8 @@ class RAP(RelaxedProjection):
     """Whether whole marginals are selected and measured, or single queries."""
     order: int = 0
     """The most columns of a marginal that is measured whole; those of larger blocks are replaced by theirs. 0: any."""
+    budgets: Literal["equal", "total", "max"] = "equal"
+    """Where all is measured at once: the same noise for all marginals, or that of the best strategy (strategies.py)."""
     split: float = 0.65
     """a, the share of a round's budget that pays for the selection."""
     growth: float = 1.3
@@ -80,6 +84,10 @@ class RAP(RelaxedProjection):
         self.projection()
         require_positive("rounds", self.rounds)
         require_positive("per_round", self.per_round)
+        if self.budgets not in ("equal", *get_args(Objective)):
+            raise ParameterError(f"budgets ({self.budgets!r}) must be equal, total or max")
+        if self.budgets != "equal" and self.rounds > 1:
+            raise ParameterError(f"budgets ({self.budgets!r}) must be equal where there are several rounds")
         if self.order < 0:
             raise ParameterError(f"order ({self.order!r}) must be at least 0")
         if not 0 < self.split < 1:
@@ -137,7 +145,8 @@ class RAP(RelaxedProjection):
         """Returns the workload in the blocks that are selected and measured; refuses tests of numbers."""
         if any(isinstance(part, Tested) for part in workload.parts):
             raise WorkloadError("the workload must be of marginals, thresholds and functions: take rap++ for numbers")
-        return workload.measured(self.order) if self.blocks or self.rounds == 1 else workload.by_cell()
+        queries = workload.measured(self.order) if self.blocks or self.rounds == 1 else workload.by_cell()
+        return queries if self.budgets == "equal" else planned(queries, self.budgets)
 
     def projection(self) -> RelaxedProjection:
         """Returns the estimator alone, so that runs that differ in T and K share its compiled steps."""
@@ -171,3 +180,12 @@ class RAP(RelaxedProjection):
         self.steps_for(workload, curator.budget.rho)
         model, log = self.run(curator, workload, self.projection(), seed=seed)
         return release(self, curator, workload, model, log)
+
+
+def planned(queries: Workload, objective: Objective) -> Workload:
+    """Returns the marginals inside those of a workload, each with the share of the budget that is best for it.
+
+    What is minimised is the variance of the least squares answers: their total, or the largest.
+    """
+    wanted = {features: float(weight) for features, weight in asked(queries).items()}
+    return strategy(queries.sizes, wanted, residuals=False, objective=objective).workload()
