@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anamorph.columns import Codes
+from anamorph.curator import cache as cache_module
 from anamorph.curator import curator as curator_module
 from anamorph.curator import where as module
 from anamorph.curator.budget import Budget
@@ -531,7 +532,7 @@ def test_counts_that_are_kept_are_those_that_are_counted(data):
 
 
 def test_counts_are_not_kept_beyond_the_cap(monkeypatch):
-    monkeypatch.setattr(curator_module, "CACHE_BYTES", -1)
+    monkeypatch.setattr(cache_module, "CACHE_BYTES", -1)
     counted = Counted()
     curator = Curator(counted, HUGE)
     for reads in (1, 2):

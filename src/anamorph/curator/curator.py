@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale, round_up
+from anamorph.curator.cache import Cache
 from anamorph.curator.candidates import Prior
 from anamorph.curator.contest import Comparison, Pool
 from anamorph.curator.estimates import Estimate, RelaxedTable, RowTable
@@ -23,7 +24,7 @@ from anamorph.curator.ledger import Ledger, Run
 from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
 from anamorph.curator.purse import Purse
 from anamorph.curator.residuals import Residual
-from anamorph.curator.rowwise import RowFunction, Rowwise, sums
+from anamorph.curator.rowwise import RowFunction
 from anamorph.curator.scores import GRID, LARGEST, SCORES, AbsoluteError, L1Error, Score, errors, times
 from anamorph.curator.tallies import (
     WHOLE,
@@ -38,7 +39,7 @@ from anamorph.curator.tallies import (
     scale,
     squared_sensitivity,
 )
-from anamorph.curator.where import Where, where_counts
+from anamorph.curator.where import Where
 from anamorph.errors import BudgetError, DataError, ParameterError, SchemaError, WorkloadError
 from anamorph.release import Measurement, Privacy, Spend
 from anamorph.schema import Schema
@@ -47,12 +48,6 @@ from anamorph.table import Table
 if TYPE_CHECKING:
     from anamorph.queries.piece import Piece
     from anamorph.queries.workload import Workload
-
-CACHE_BYTES = 256 << 20
-"""How much memory the curator keeps for counts that are asked again."""
-
-KEY_BYTES = 500
-"""About what it takes to remember which test a count is of."""
 
 LARGEST_ANSWER = 100_000_000
 """The most numbers of one measurement: what a ledger can store as one record."""
@@ -109,7 +104,7 @@ class Curator:
         self.neighbours: Relation = neighbours
         self._bits: Bits = SystemBits() if unsafe_seed is None else SeededBits(unsafe_seed)
         self._source = source
-        self._cache = _Cache(source)
+        self._cache = Cache(source)
         if neighbours == "replace" and source.rows() == 0:
             raise DataError(
                 "the data must have at least one row where rows are replaced; or use --neighbours add-remove"
@@ -457,54 +452,3 @@ def raised(scores: Iterable[NDArray[np.int64]], bonus: NDArray[np.int64] | None)
             higher = np.minimum(chunk + bonus[first : first + chunk.size], LARGEST)
             yield np.where(chunk == EXCLUDED, EXCLUDED, higher)
         first += chunk.size
-
-
-class _Cache:
-    """Counts of marginals that were asked before, up to a cap; private, and never leaves the curator."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-        self._functions: dict[Rowwise, NDArray[np.int64]] = {}
-        self._tested: dict[tuple[object, ...], NDArray[np.int64]] = {}
-        self._bytes = 0
-
-    def prepare(self, tallies: Sequence[Tally]) -> None:
-        """Counts the marginals of some tallies in one request, as far as they fit."""
-        wanted = tuple({features: None for tally in tallies for features in tally.sets if features not in self._kept})
-        for _ in self._count(wanted):
-            if self._bytes > CACHE_BYTES:
-                break
-
-    def batches(self) -> Iterator[NDArray[np.int32]]:
-        """Yields the encoded rows."""
-        return self._source.batches()
-
-    def values(self, function: Rowwise) -> NDArray[np.int64]:
-        """Returns the sums of a function's values, evaluated once."""
-        if function not in self._functions:
-            self._functions[function] = sums(function, self._source.batches())
-        return self._functions[function]
-
-    def tested(self, tally: Where) -> NDArray[np.int64]:
-        """Returns the counts of a tally of tests, each counted once as far as they fit."""
-        keys = list(tally.identities())
-        if all(key in self._tested for key in keys):
-            return np.concatenate([self._tested[key] for key in keys])
-        found = where_counts(tally, self._source.batches()).reshape(tally.tests, -1)
-        if self._bytes <= CACHE_BYTES:
-            self._tested.update(zip(keys, found, strict=True))
-            self._bytes += found.nbytes + KEY_BYTES * tally.tests
-        return found.ravel()
-
-    def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields the non-empty cells of each marginal and their counts."""
-        for features in sets:
-            yield self._kept[features] if features in self._kept else next(self._count((features,)))
-
-    def _count(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        for features, found in zip(sets, self._source.counts(sets) if sets else (), strict=True):
-            if self._bytes <= CACHE_BYTES:
-                self._kept[features] = found
-                self._bytes += found[0].nbytes + found[1].nbytes
-            yield found

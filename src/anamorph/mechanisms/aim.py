@@ -78,12 +78,7 @@ class AIM(Graphical):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.rounds, int) or not 0 <= self.rounds <= MOST_ROUNDS:
-            raise ParameterError(f"rounds ({self.rounds!r}) must be a whole number from 0 to {MOST_ROUNDS}")
-        if not 0 < self.split < 1:
-            raise ParameterError(f"split ({self.split!r}) must be in (0, 1)")
-        if not 0 < self.model_size <= 4096:
-            raise ParameterError(f"model_size ({self.model_size!r}) must be above 0 and at most 4096 megabytes")
+        check_growth(self.rounds, self.split, self.model_size)
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
         """Returns the first measurement, and the most rounds that there can be: annealing makes them fewer."""
@@ -153,6 +148,16 @@ class Grown(NamedTuple):
     learned: bool
     """Whether the measurement changed the model by more than its noise would."""
     seen: Seen
+
+
+def check_growth(rounds: int, split: float, model_size: float) -> None:
+    """Refuses parameters of a model that grows round by round."""
+    if not isinstance(rounds, int) or not 0 <= rounds <= MOST_ROUNDS:
+        raise ParameterError(f"rounds ({rounds!r}) must be a whole number from 0 to {MOST_ROUNDS}")
+    if not 0 < split < 1:
+        raise ParameterError(f"split ({split!r}) must be in (0, 1)")
+    if not 0 < model_size <= 4096:
+        raise ParameterError(f"model_size ({model_size!r}) must be above 0 and at most 4096 megabytes")
 
 
 def affordable(left: float, rho: float) -> float:

@@ -36,7 +36,9 @@ class Gaussian:
         if not all(
             isinstance(part, Marginals) or (isinstance(part, Cells) and part.chosen is None) for part in workload.parts
         ):
-            raise WorkloadError("the workload must be of whole marginals and thresholds: take rap for functions")
+            raise WorkloadError(
+                "the workload must be of whole marginals and thresholds: take rap for functions, rap++ for numbers"
+            )
         queries = self.queries(workload)
         return (Step("measure", rho, queries.blocks, queries.cells, workload=queries),)
 

@@ -38,7 +38,9 @@ def asked(workload: Workload) -> dict[tuple[int, ...], Fraction]:
     for index, part in enumerate(workload.parts):
         marginals = part.marginals if isinstance(part, Cells) else part
         if not isinstance(marginals, Marginals):
-            raise WorkloadError("the workload must be of marginals and thresholds: take rap for functions")
+            raise WorkloadError(
+                "the workload must be of marginals and thresholds: take rap for functions, rap++ for numbers"
+            )
         weight = workload.weights[index] if workload.weights else Fraction(1)
         for features in marginals.sets:
             ordered = tuple(sorted(features))

@@ -22,8 +22,8 @@ from anamorph import progress
 from anamorph.curator.budget import proportional, rest
 from anamorph.curator.curator import Curator
 from anamorph.curator.tallies import marginal_cells
-from anamorph.errors import ParameterError, WorkloadError
-from anamorph.mechanisms.aim import MOST_ROUNDS, Weights, grow, weighted
+from anamorph.errors import WorkloadError
+from anamorph.mechanisms.aim import Weights, check_growth, grow, weighted
 from anamorph.mechanisms.independent import BASE_BYTES, asked, estimator
 from anamorph.mechanisms.mechanism import Step, release
 from anamorph.models.graphical import Graphical, model_megabytes
@@ -47,12 +47,7 @@ class MWEMPGM(Graphical):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.rounds, int) or not 0 <= self.rounds <= MOST_ROUNDS:
-            raise ParameterError(f"rounds ({self.rounds!r}) must be a whole number from 0 to {MOST_ROUNDS}")
-        if not 0 < self.split < 1:
-            raise ParameterError(f"split ({self.split!r}) must be in (0, 1)")
-        if not 0 < self.model_size <= 4096:
-            raise ParameterError(f"model_size ({self.model_size!r}) must be above 0 and at most 4096 megabytes")
+        check_growth(self.rounds, self.split, self.model_size)
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
         """Returns the rounds; refuses a workload none of whose marginals fits the model of the first."""
