@@ -245,14 +245,6 @@ def test_a_bin_of_a_transformed_number_is_cut_where_its_rows_are():
     assert ask(exact, "x >= 0").fraction == pytest.approx(1)
 
 
-def test_native_columns_are_not_asked_about_yet():
-    schema = Schema((Codes(name="a", values=2), Numeric(name="b", lower=0, upper=1, native=True)))
-    exact = release(Answers(schema.sizes, {(0,): np.array([0.5, 0.5])}, {(0,): 0.1}), schema)
-    assert ask(exact, "a = 1").fraction == 0.5
-    with pytest.raises(ParameterError, match="'b' must have bins: conditions on native columns are not answered yet"):
-        ask(exact, "a = 1 and b < 0.5")
-
-
 def test_categories_are_found_by_their_spellings():
     schema = Schema(
         (

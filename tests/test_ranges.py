@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from anamorph.columns import Categorical, Codes, Numeric, Ordinal
@@ -50,16 +50,23 @@ def some_codes(column, seed=0, count=3000):
     return np.concatenate([np.arange(min(40, column.size)), column.size - 1 - np.arange(min(40, column.size)), drawn])
 
 
-TRANSFORMS = st.sampled_from(["none", "log", "signed-log"])
+TRANSFORMS = st.sampled_from(["none", "log", "signed-log", "quantile"])
+SHARES = st.sets(st.integers(1, 63).map(lambda n: n / 64), max_size=6)
 REALS = st.floats(-1e9, 1e9) | st.integers(-1000, 1000).map(float)
 
 
-def numeric_or(width, **fields):
-    """The column; or with other bounds, where doubles cannot tell its steps apart."""
-    try:
-        return Numeric(name="x", **fields)
-    except SchemaError:
-        return Numeric(name="x", **fields | {"lower": 0, "upper": width})
+def numeric_or(width, shares, **fields):
+    """The column; or with other bounds, where doubles cannot tell its steps apart. Knots are at shares of the range."""
+    for lower in (fields["lower"], 0):
+        bounds = {"lower": lower, "upper": lower + width}
+        inner = [float(lower + width * share) for share in sorted(shares)]
+        knots = {"knots": (lower, *inner, lower + width)} if fields["transform"] == "quantile" else {}
+        try:
+            return Numeric(name="x", **fields | bounds | knots)
+        except SchemaError:
+            if lower == 0:
+                raise
+    return None
 
 
 @st.composite
@@ -68,7 +75,7 @@ def real_columns(draw):
     width = draw(st.floats(1, 1e12) | st.integers(1, 5000).map(float))
     kind = {"transform": draw(TRANSFORMS), "missing": draw(st.booleans())}
     bins = draw(st.sampled_from([{"native": True}, {"bins": 7}, {"bins": 300}]))
-    return numeric_or(width, lower=lower, upper=lower + width, **kind, **bins)
+    return numeric_or(width, draw(SHARES), lower=lower, **kind, **bins)
 
 
 @st.composite
@@ -76,7 +83,7 @@ def whole_columns(draw, transforms=TRANSFORMS):
     lower = draw(st.integers(-(10**6), 10**6) | st.integers(-(2**52), 2**52))
     width = draw(st.integers(1, 300) | st.integers(1, 10**7) | st.integers(1, 2**52))
     kind = {"transform": draw(transforms), "missing": draw(st.booleans()), "native": True, "integer": True}
-    return numeric_or(width, lower=lower, upper=min(lower + width, 2**53 - 1), **kind)
+    return numeric_or(min(width, 2**53 - 1 - lower), draw(SHARES), lower=lower, **kind)
 
 
 def test_a_native_number_has_as_many_steps_as_it_needs():
@@ -148,7 +155,7 @@ def test_decoding_a_whole_number_errs_by_less_than_its_step(column, seed):
     assert np.array_equal(again[alone], values[alone])
 
 
-@given(whole_columns(transforms=st.sampled_from(["log", "signed-log"])), st.integers(0, 2**32 - 1))
+@given(whole_columns(transforms=st.sampled_from(["log", "signed-log", "quantile"])), st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=40)
 def test_a_step_without_a_whole_number_gives_the_nearest(column, seed):
     codes = np.random.default_rng(seed).integers(0, column.bins, 2000)
@@ -181,14 +188,16 @@ def test_the_engine_and_numpy_agree(column, extra):
     places = column.at(generator.integers(0, column.bins + 1, 500))
     assert np.array_equal(encoded(column, values), column.bin(values))
     found, expected = encoded(column, places), column.bin(places)
-    assert (np.abs(found - expected) <= (0 if column.transform == "none" else 1)).all()
+    assert (np.abs(found - expected) <= (1 if column.transform in ("log", "signed-log") else 0)).all()
 
 
-@pytest.mark.parametrize("transform", ["none", "log", "signed-log"])
+@pytest.mark.parametrize("transform", ["none", "log", "signed-log", "quantile"])
 @pytest.mark.parametrize("integer", [False, True])
 @pytest.mark.parametrize("native", [False, True])
 def test_bounds_and_bad_cells(transform, integer, native):
-    column = Numeric(name="x", lower=-7, upper=1000, transform=transform, integer=integer, native=native, missing=True)
+    kind = {"transform": transform, "integer": integer, "native": native}
+    kind |= {"knots": (-7, -1, 0, 0.5, 30, 1000)} if transform == "quantile" else {}
+    column = Numeric(name="x", lower=-7, upper=1000, missing=True, **kind)
     last = column.bins - 1
     cells = ["-7", "1000", "-8", "1e30", "-inf", "inf", "1e400", "", "nan", "1,000", "x", "2020-01-01", None, " 1000 "]
     expected = [0, last, 0, last, 0, last, last, *[last + 1] * 6, last]
@@ -240,20 +249,44 @@ def test_numbers_are_drawn_uniformly_in_the_transform():
         ({"native": 1}, "native (1) must be true or false"),
         ({"native": True, "bins": 5}, "bins (5) must be left out: a native number has none"),
         ({"native": True, "bins": None}, "bins (None) must be left out"),
-        ({"transform": "ln"}, "transform ('ln') must be none, log or signed-log"),
-        ({"transform": None}, "transform (None) must be none, log or signed-log"),
-        ({"transform": ["log"]}, "must be none, log or signed-log"),
+        ({"transform": "ln"}, "transform ('ln') must be none, log, signed-log or quantile"),
+        ({"transform": None}, "transform (None) must be none, log, signed-log or quantile"),
+        ({"transform": ["log"]}, "must be none, log, signed-log or quantile"),
         ({"native": True, "lower": 1, "upper": 1 + 1e-12}, "that doubles can tell apart"),
         ({"native": True, "lower": 1e15, "upper": 1e15 + 10}, "that doubles can tell apart"),
         ({"transform": "log", "lower": 0, "upper": 1e-20}, "that doubles can tell apart"),
         ({"transform": "log", "lower": 1e15, "upper": 2e15}, "that doubles can tell apart"),
         ({"transform": "signed-log", "integer": True, "lower": 2**52, "upper": 2**52 + 100}, "tell apart"),
         ({"transform": "log", "integer": True, "lower": 0, "upper": 9, "bins": 11}, "from 1 to 10"),
+        ({"transform": "quantile", "lower": 1e6, "upper": 1e6 + 1e-6, "native": True}, "that doubles can tell apart"),
+        ({"transform": "quantile", "knots": (0, 1e-300, 9), "bins": 7}, None),
+        ({"transform": "quantile", "knots": (0, 8.999999999999, 9)}, "tell apart, between knots too"),
+        ({"transform": "quantile", "knots": (0, 9), "integer": True, "bins": 11}, "from 1 to 10"),
+        ({"knots": (0, 9)}, "transform ('none') must be quantile where there are knots"),
+        *(
+            ({"transform": "quantile", "knots": knots}, "knots must be 2 to 1024 increasing numbers, the first of them")
+            for knots in ((), (0,), (0, 3), (1, 9), (0, 5, 5, 9), (0, 6, 5, 9), (0, math.nan, 9), (0, math.inf, 9))
+        ),
+        *(
+            ({"transform": "quantile", "knots": knots}, "the first of them lower (0) and the last upper (9)")
+            for knots in (
+                (0, True, 9),
+                (0, "5", 9),
+                "09",
+                9,
+                {0: 1, 9: 2},
+                tuple(np.linspace(0, 9, 1025)),
+                (0, 2**53, 9),
+            )
+        ),
         ({"native": True, "lower": 0, "upper": 1e308}, "times the range it overflows"),
         ({"transform": "log", "lower": -1e308, "upper": 1e308}, "the range overflows"),
     ],
 )
 def test_faulty_grids_are_refused(fields, words):
+    if words is None:
+        assert Numeric(**{"name": "x", "lower": 0, "upper": 9} | fields).bins == 7
+        return
     with pytest.raises(SchemaError) as caught:
         Numeric(**{"name": "x", "lower": 0, "upper": 9} | fields)
     assert words in str(caught.value)
@@ -273,6 +306,8 @@ columns:
   d: {type: datetime, lower: 2020-01-01, upper: 2021-12-31, date: true, source: public}
   e: {type: datetime, lower: 2020-01-01, upper: 2021-12-31 23:59:59, missing: true}
   f: {type: datetime, lower: 2020-01-01T00:00:00+01:00, upper: 2021-12-31, bins: 12}
+  g: {type: numeric, lower: 0, upper: 9, bins: 3, transform: quantile, knots: [0, 0.5, 2, 9], source: dp}
+  h: {type: numeric, lower: 0, upper: 9, integer: true, native: true, transform: quantile}
 """
 
 
@@ -282,11 +317,13 @@ def test_new_fields_survive_yaml_and_json():
         again = Schema.from_dict(parse(text, "here"))
         assert again == schema
         assert again.fingerprint == schema.fingerprint
-    a, b, c, d, e, f = schema.columns
+    a, b, c, d, e, f, g, h = schema.columns
     assert (a.native, b.transform, c.transform, c.bins) == (True, "signed-log", "log", 4)
     assert (d.lower, e.upper, f.lower) == ("2020-01-01", "2021-12-31T23:59:59", "2019-12-31T23:00:00")
     assert (d.grid.lower, d.size, e.size, f.size) == (18262, 731, STEPS + 1, 12)
-    assert schema.numbers == (0, 1, 3, 4)
+    assert schema.numbers == (0, 1, 3, 4, 7)
+    assert (g.knots, g.bins, h.knots, h.size) == ((0, 0.5, 2, 9), 3, None, 10)
+    assert (schema.pending, schema.knots) == (("h",), {"g": (0, 0.5, 2, 9)})
     assert "bins" not in a.to_dict()
 
 
@@ -341,6 +378,78 @@ def test_the_fingerprint_changes_with_the_new_fields():
     ]
     assert len({Schema((column,)).fingerprint for column in made}) == len(made)
     assert replace(replace(plain, native=True), missing=True).bins == STEPS
+
+
+def test_a_schema_that_gains_knots_keeps_its_fingerprint():
+    """And where they came from; nothing else."""
+    pending = Numeric(name="x", lower=0, upper=9, native=True, transform="quantile")
+    plain = Schema((pending, Codes(name="c", values=3)))
+    known = [replace(pending, knots=knots) for knots in ((0, 9), (0, 1, 9), (0, 1.5, 2, 9))]
+    same = [plain, *(Schema((column, plain.columns[1])) for column in (*known, replace(known[0], source="dp")))]
+    assert len({schema.fingerprint for schema in same}) == 1
+    assert len({json.dumps(schema.knots) for schema in same}) == 4
+    others = [replace(pending, upper=10), replace(pending, native=False), replace(pending, missing=True)]
+    others += [replace(pending, transform="log"), replace(pending, integer=True), replace(pending, name="y")]
+    made = [plain, *(Schema((column, plain.columns[1])) for column in others)]
+    made += [Schema((pending, replace(plain.columns[1], source="dp")))]
+    assert len({schema.fingerprint for schema in made}) == len(made)
+
+
+def test_until_its_knots_come_a_column_is_counted_on_the_plain_native_grid():
+    for integer, native in ((False, False), (False, True), (True, False), (True, True)):
+        pending = Numeric(
+            name="x", lower=0, upper=999, integer=integer, native=native, transform="quantile", missing=True
+        )
+        plain = Numeric(name="x", lower=0, upper=999, integer=integer, native=True, missing=True)
+        assert (pending.pending, plain.pending, pending.size) == (True, False, plain.size)
+        values = pa.array([0, 1, 499, 999, 1e9, None])
+        assert encoded(pending, values).tolist() == encoded(plain, values).tolist()
+        codes = some_codes(plain, count=50)
+        assert decoded(pending, codes).equals(decoded(plain, codes))
+        known = replace(pending, knots=(0, 3, 999))
+        assert (known.pending, known.regular) == (False, known.bins)
+        with pytest.raises(
+            SchemaError, match=r"'x': knots must be declared .* estimated first: `anamorph schema quantiles"
+        ):
+            Schema((pending,)).require_knots()
+        Schema((known,)).require_knots()
+
+
+def test_each_pair_of_knots_has_as_many_steps_as_any_other():
+    column = Numeric(name="x", lower=-10, upper=1000, bins=12, transform="quantile", knots=(-10, 0, 1, 1000))
+    assert column.at(range(0, 13, 4)) == pytest.approx([-10, 0, 1, 1000])
+    assert column.at([2, 6, 10]) == pytest.approx([-5, 0.5, 500.5])
+    values = np.array([-10, -5.01, -5, -1e-4, 0, 0.49, 0.5, 1, 500, 501, 1000])
+    assert encoded(column, values).tolist() == column.bin(values).tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11]
+    assert column.forward(np.array([-10.0, 0, 1, 1000])).tolist() == [0, 1 / 3, 2 / 3, 1]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40, unique=True).map(sorted), st.booleans(), st.data())
+@settings(deadline=None, max_examples=60)
+def test_knots_are_where_every_engine_puts_them(knots, native, data):
+    """Values on knots, one unit in the last place beside them, and between: the same code; the order is kept."""
+    try:
+        column = Numeric(name="x", lower=knots[0], upper=knots[-1], native=native, transform="quantile", knots=knots)
+    except SchemaError:  # knots so near that doubles cannot tell the steps between them apart
+        return
+    points = np.array(knots)
+    shares = np.array(data.draw(st.lists(st.floats(0, 1), min_size=1, max_size=20)))
+    between = (points[:-1, None] + np.diff(points)[:, None] * shares).ravel()
+    values = np.sort(np.concatenate([points, np.nextafter(points, -np.inf), np.nextafter(points, np.inf), between]))
+    codes = encoded(column, values)
+    assert codes.tolist() == column.bin(values).tolist()
+    assert (np.diff(codes) >= 0).all()
+    again = some_codes(column, count=300)
+    assert encoded(column, decoded(column, again)).tolist() == again.tolist()
+
+
+@given(whole_columns(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=40)
+def test_a_code_settles_where_it_is_decoded_to(column, seed):
+    assume(column.bins > 1)
+    codes = some_codes(replace(column, missing=False), seed, 500)
+    assert np.array_equal(encoded(column, decoded(column, codes, seed)), column.settled[codes])
+    assert (np.diff(column.settled) >= 0).all()
 
 
 def test_the_texts_that_are_moments():

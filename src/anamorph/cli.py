@@ -79,10 +79,49 @@ def schema_check(
         for remark in check_structure(data, schema):
             say(remark)
     for column in schema.columns:
-        values = "native" if column.native else f"{column.size} values"
+        values = "knots to come" if column.pending else "native" if column.native else f"{column.size} values"
         tell(f"{column.name}: {column.kind}, {values}, source {column.source}")
     if schema.from_data():
         say(f"values of {', '.join(map(repr, schema.from_data()))} were read from the data: fit will refuse them")
+
+
+@schema_app.command("quantiles")
+def schema_quantiles(
+    data: Annotated[str, typer.Argument(help="A CSV, CSV.gz or Parquet file, or duckdb:///file.db#table.")],
+    schema: SchemaPath,
+    epsilon: Epsilon,
+    delta: Delta,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The schema to write, with knots.")],
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Names joined by commas; by default all that lack knots.")
+    ] = None,
+    knots: Annotated[int, typer.Option("--knots", help="Knots of a column, both bounds included.")] = 16,
+    neighbours: Neighbours = "replace",
+    ledger: LedgerPath = DEFAULT_LEDGER,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was cut short.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite")] = False,
+) -> None:
+    """Estimate the knots of columns that declare `transform: quantile`: private, and charged to the ledger."""
+    from anamorph import fitting  # noqa: PLC0415
+    from anamorph.quantiles import Quantiles  # noqa: PLC0415
+    from anamorph.schema import Schema  # noqa: PLC0415
+
+    request = fitting.Estimation(
+        data=data,
+        schema=Schema.load(schema),
+        quantiles=Quantiles(columns=tuple(columns.split(",")) if columns else (), knots=knots),
+        budget=budget(epsilon, delta),
+        neighbours=neighbours,  # pyright: ignore[reportArgumentType] - the curator checks it
+        ledger=ledger,
+        output=output,
+        overwrite=overwrite,
+        resume=resume,
+    )
+    with _console.progress_bars():
+        _, promise = fitting.estimate(request, say)
+    tell(promise)
+    tell(f"schema: {output}")
+    tell(f"ledger: {ledger}")
 
 
 @app.command()

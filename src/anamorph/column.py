@@ -75,6 +75,11 @@ class Column:
         """The numbers that stand for the values, and the grid of their codes; none for lists and plain codes."""
         return None
 
+    @property
+    def pending(self) -> bool:
+        """Whether something of the column is still to be estimated, so that it can be counted but not fitted."""
+        return False
+
     def decode(self, codes: NDArray[np.integer], generator: np.random.Generator) -> pa.Array:
         """Returns values of the original kind; a missing code becomes null."""
         raise NotImplementedError

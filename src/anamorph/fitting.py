@@ -1,4 +1,4 @@
-"""Fitting: one private release from start to end, in the order that spends nothing in vain.
+"""Fitting: one private release, or one estimate for a schema, from start to end; nothing is spent in vain.
 
 Everything that can be refused is refused first: parameters and workload (nothing was read), output and ledger (nothing
 was spent), structure of the data (nothing was spent). Then the run begins, is charged step by step, and the release is
@@ -7,8 +7,12 @@ on disk before the ledger is told that the run is over.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +20,16 @@ from anamorph import archive, progress
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
-from anamorph.errors import ParameterError
+from anamorph.errors import ParameterError, ResourceError
 from anamorph.mechanisms.mechanism import Mechanism, description
 from anamorph.planning import Memory, available_memory, check_numbers, check_steps, divide
+from anamorph.quantiles import Quantiles
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
 from anamorph.schema import Schema
 from anamorph.sources import open_source
+from anamorph.tables import replace_file
 
 DEFAULT_LEDGER = Path("anamorph.ledger")
 
@@ -59,11 +65,12 @@ class Fit:
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
             "seed": self.seed,
-        }
+        } | ({"knots": self.schema.knots} if self.schema.knots else {})
 
     def check(self) -> Workload:
         """Returns the workload, after all checks that need no private data and spend nothing."""
         check_request(self.schema, self.neighbours)
+        self.schema.require_knots()
         workload = parse_workload(self.workload, self.schema)
         check_numbers(self.schema, self.mechanism)
         steps = self.mechanism.steps_for(workload, self.budget.rho)
@@ -71,14 +78,7 @@ class Fit:
         check_steps(steps, self.neighbours)
         if self.output is not None:
             archive.check_target(self.output, overwrite=self.overwrite)
-            if self.ledger is not None and self.ledger.absolute() == self.output.absolute():
-                raise ParameterError(f"output ({str(self.output)!r}) must not be the ledger: name another")
-        ledger = self.open_ledger(workload)
-        if ledger is not None:
-            name, schema = self.schema.dataset, self.schema.fingerprint
-            ledger.check_terms(name, relation=self.neighbours, schema=schema)
-            if not self.resume:
-                ledger.check(name, terms=self.terms, rho=self.budget.rho)
+        check_account(self, self.open_ledger(workload))
         return workload
 
     def divided(self, workload: Workload) -> Memory:
@@ -89,6 +89,105 @@ class Fit:
         """Returns where spends are kept; None for a run that pays for nothing, because it is seeded or asks nothing."""
         free = self.unsafe_seed is not None or not self.mechanism.steps_for(workload, self.budget.rho)
         return None if self.ledger is None or free else Ledger(self.ledger)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimation:
+    """All that an estimate of knots is asked to do; every field is public but the data."""
+
+    data: Any
+    schema: Schema
+    quantiles: Quantiles
+    budget: Budget
+    neighbours: Relation = "replace"
+    ledger: Path | None = DEFAULT_LEDGER
+    output: Path | None = None
+    """The schema file to write."""
+    overwrite: bool = False
+    resume: bool = False
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one it continues."""
+        names = [self.schema.names[number] for number in self.quantiles.numbers(self.schema)]
+        asked = {"estimate": "quantiles", "columns": names, "knots": self.quantiles.knots}
+        return asked | {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+
+    def check(self) -> Schema:
+        """Returns the schema to count with, after all checks that need no private data and spend nothing."""
+        check_request(self.schema, self.neighbours)
+        prepared = self.quantiles.prepared(self.schema)
+        check_steps(self.quantiles.steps(prepared, self.budget.rho), self.neighbours)
+        if self.output is not None:
+            check_file(self.output, overwrite=self.overwrite)
+        check_account(self, None if self.ledger is None else Ledger(self.ledger))
+        return prepared
+
+
+def check_account(request: Fit | Estimation, ledger: Ledger | None) -> None:
+    """Refuses what the ledger would refuse, and an output in its place; nothing is written."""
+    named, kept = request.output, request.ledger
+    if named is not None and kept is not None and kept.absolute() == named.absolute():
+        raise ParameterError(f"output ({str(named)!r}) must not be the ledger: name another")
+    if ledger is not None:
+        name, schema = request.schema.dataset, request.schema.fingerprint
+        ledger.check_terms(name, relation=request.neighbours, schema=schema)
+        if not request.resume:
+            ledger.check(name, terms=request.terms, rho=request.budget.rho)
+
+
+def check_file(path: Path, *, overwrite: bool) -> None:
+    """Refuses, before anything is spent, a file that could not be written."""
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise ParameterError(f"output ({str(path)!r}) must not exist yet: name another, or add --overwrite")
+    probe = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ResourceError(f"output ({str(path)!r}) cannot be written: {error.strerror}") from None
+
+
+def estimate(request: Estimation, said: Callable[[str], None] = lambda _: None) -> tuple[Schema, str]:
+    """Returns the schema with knots, written where the request says, and the promise in words."""
+    prepared = request.check()
+    warned = request.budget.warnings(None)
+    for warning in warned:
+        said(warning)
+    with open_source(request.data, prepared, memory_limit=f"{max(available_memory() >> 22, 1)}MiB") as source:
+        if source.ignored:
+            said(f"columns not in the schema are ignored: {', '.join(map(repr, source.ignored))}")
+        curator = Curator(
+            source,
+            request.budget,
+            neighbours=request.neighbours,
+            ledger=None if request.ledger is None else Ledger(request.ledger),
+            terms=request.terms,
+            resume=request.resume,
+        )
+        found = request.quantiles(curator)
+        for warning in request.budget.warnings(round(curator.total) or None):
+            if warning not in warned:
+                said(warning)
+        promise = curator.privacy().statement()
+        if request.output is None:
+            curator.finish("not saved")
+        else:
+            text = f"# {remark(request, curator)}\n{found.to_yaml()}"
+            write = partial(Path.write_text, data=text, encoding="utf-8")
+            replace_file(request.output, overwrite=request.overwrite, write=write)
+            curator.finish(hashlib.sha256(text.encode()).hexdigest())
+    return found, promise
+
+
+def remark(request: Estimation, curator: Curator) -> str:
+    """Returns, on one line, which knots of a schema were estimated and what they cost."""
+    spent = curator.privacy()
+    names = json.dumps(request.terms["columns"])  # escapes whatever would end a line
+    return (
+        f"knots of {names}: ({spent.epsilon:g}, {spent.delta:g})-differentially private, rho {spent.spent:.6g}, "
+        f"neighbours {spent.neighbours}, charged to the account of the dataset"
+    )
 
 
 def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:

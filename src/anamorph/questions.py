@@ -5,6 +5,17 @@ counts in full where the condition holds for its values, not at all where it doe
 bound of the condition cuts, in proportion to the part of the bin on the right side. A missing value makes a comparison
 unknown, as in SQL, and so its negation; so does the `other` of an ordered list, which has no rank, for < and between.
 Moments are compared with texts such as '2020-01-31', as the numbers that they are.
+
+A native number has no marginal; a model that holds numbers answers prefixes of them, x <= b, with the cells of the
+marginal over the coded columns. So the condition's own bounds split the number's codes into a few intervals, with the
+missing ones as the last, and the answer, a sum over intervals, is a signed sum over prefixes: with w_i the weight of
+interval i and P_i the share of the rows in the first i,
+
+    sum over i of w_i (P_i - P_i-1)  =  sum over i of (w_i - w_i+1) P_i,
+
+along each number in turn; the last prefix of each is no test at all. This is exact for every formula. Native numbers
+are compared by their codes, a bound by the code that a cell of its value would have: a step that a bound cuts is not
+split, so x = b holds for all of the step of b, x < b for the steps before it and x > b for those after.
 """
 
 from __future__ import annotations
@@ -13,7 +24,7 @@ import contextlib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +32,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anamorph.columns import LONGEST_NUMBER, OTHER, Categorical, Codes, Column, Datetime, Numeric, Ordinal, label
+from anamorph.curator.where import Where
 from anamorph.errors import ParameterError, SchemaError, suggestion
 from anamorph.intervals import intervals
+from anamorph.models.answers import Zero
+from anamorph.models.model import Model
 from anamorph.queries.marginals import Marginals
-from anamorph.queries.workload import Workload
+from anamorph.queries.numbers import Tested, limits_of
+from anamorph.queries.workload import Queries, Workload
 from anamorph.ranges import DAY, instant, is_number
 from anamorph.release import Release
 from anamorph.schema import Schema
@@ -34,6 +49,12 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 24
 """The most cells that a condition's columns may have together."""
+
+LARGEST_GIVEN = 1 << 16
+"""The most cells of the coded columns beside native ones: a model of rows has a number for each row and cell."""
+
+LARGEST_TESTS = 1 << 20
+"""The most intervals of native columns, together."""
 
 LONGEST = 1 << 14
 """The most characters of a condition."""
@@ -62,11 +83,44 @@ class Answer:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a column's domain on which the condition is constant: a code, a share of it, and a value of it."""
+    """A part of a column's domain on which the condition is constant: a code, a share of it, and a value of it.
+
+    Of a native number it is an interval of codes, by the last of them and as a value the first.
+    """
 
     code: int
     share: float
     value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """A condition as a weighted sum of answers."""
+
+    given: tuple[int, ...]
+    """The coded columns."""
+    cells: NDArray[np.float64]
+    """The weight of each cell of their marginal, an axis for each; of no columns, a number that is added."""
+    tests: tuple[tuple[Where, NDArray[np.float64]], ...] = ()
+    """Prefixes of numbers, and the weight of each cell of each of them: tests by cells."""
+
+    def answer(self, model: Model, schema: Schema) -> float:
+        """Returns the sum of a model's answers; refuses a model that holds no numbers where some are tested."""
+        total = 0.0
+        for tally, weights in self.tests:
+            try:
+                total += weighed(model, Tested(tally), weights)
+            except ParameterError:
+                names = ", ".join(repr(schema.names[number]) for number in tally.numbers)
+                raise ParameterError(
+                    f"columns {names} must have bins in this release, whose model holds no native numbers: "
+                    "declare them without `native`, or fit with rap++"
+                ) from None
+        if not self.given:
+            return total if isinstance(model, Zero) else total + float(self.cells)
+        if not self.tests or np.any(self.cells):
+            total += weighed(model, Marginals(schema.sizes, (self.given,)), self.cells)
+        return total
 
 
 def ask(release: Release, question: str, *, confidence: float = 0.95) -> Answer:
@@ -76,19 +130,19 @@ def ask(release: Release, question: str, *, confidence: float = 0.95) -> Answer:
     features = tuple(sorted({schema.index(name) for name in column_names(condition, schema)}))
     if not features:
         raise ParameterError(f"question ({question!r}) must name a column")
-    for column in (schema.columns[feature] for feature in features if feature in schema.numbers):
-        raise ParameterError(
-            f"column {column.name!r} must have bins: conditions on native columns are not answered yet"
-        )
     try:
-        weights = cell_weights(condition, schema, features)
+        sums = sums_of(condition, schema, features)
     except RecursionError:
         raise ParameterError("question must be less deeply nested") from None
-    workload = Workload((Marginals(schema.sizes, (features,)),))
-    values = np.concatenate(list(release.model.answers(workload)))
-    fraction = float(weights.ravel() @ values)
-    found = intervals(release, confidence).weighted(features, weights)
+    fraction = sums.answer(release.model, schema)
+    found = intervals(release, confidence).weighted(sums.given, sums.cells, sums.tests)
     return Answer(question, fraction, fraction * release.total, *(found or ()))
+
+
+def weighed(model: Model, queries: Queries, weights: NDArray[np.float64]) -> float:
+    """Returns the weighted sum of a model's answers."""
+    values = np.concatenate(list(model.answers(Workload((queries,)))))
+    return float(weights.ravel() @ values)
 
 
 def parse(question: str, names: Sequence[str] = ()) -> Expr:
@@ -126,27 +180,66 @@ def column_names(condition: Expr, schema: Schema) -> set[str]:
     return names
 
 
-def cell_weights(condition: Expr, schema: Schema, features: tuple[int, ...]) -> NDArray[np.float64]:
-    """Returns how much each cell of the marginal over `features` counts."""
-    require_few(schema.sizes[feature] for feature in features)
-    columns = [schema.columns[feature] for feature in features]
+def sums_of(condition: Expr, schema: Schema, features: tuple[int, ...]) -> Sums:
+    """Returns the condition as a sum over the marginal of its coded columns, and over prefixes of its numbers."""
+    numbers = tuple(feature for feature in features if feature in schema.numbers)
+    given = tuple(feature for feature in features if feature not in numbers)
+    require_few((schema.sizes[feature] for feature in given), LARGEST_GIVEN if numbers else LARGEST)
+    columns = [schema.columns[feature] for feature in (*numbers, *given)]
     parts = {column.name: split(column, bounds(condition, column)) for column in columns}
-    require_few(map(len, parts.values()))
-    axes = dict(zip(parts, np.ix_(*(range(len(found)) for found in parts.values())), strict=True))
+    require_few((len(parts[schema.names[number]]) for number in numbers), LARGEST_TESTS)
+    weights = cell_weights(condition, schema, parts)
+    for axis in range(len(numbers)):
+        weights = -np.diff(weights, axis=axis, append=0)
+    lasts = [np.array([part.code for part in parts[schema.names[number]]]) for number in numbers]
+    everything = (-1,) * len(numbers)
+    return Sums(given, weights[everything], tuple(prefixes(schema, numbers, given, lasts, weights)))
+
+
+def prefixes(
+    schema: Schema,
+    numbers: tuple[int, ...],
+    given: tuple[int, ...],
+    lasts: Sequence[NDArray[np.int64]],
+    weights: NDArray[np.float64],
+) -> Iterator[tuple[Where, NDArray[np.float64]]]:
+    """Yields the prefixes that have a weight, by the last code of each interval; those of the same numbers together.
+
+    The last interval of a number ends with all of its codes: that is no test, and the number is left out.
+    """
+    shape = tuple(map(len, lasts))
+    flat = weights.reshape(*shape, -1)
+    asked = np.argwhere(np.any(flat != 0, axis=-1))
+    tested = asked < np.array(shape, np.int64) - 1
+    for chosen in np.unique(tested, axis=0) if numbers else ():
+        mine, axes = asked[np.all(tested == chosen, axis=1)], np.flatnonzero(chosen).tolist()
+        if axes:
+            kept = tuple(numbers[axis] for axis in axes)
+            ends = np.stack([lasts[axis][mine[:, axis]] for axis in axes], axis=1)
+            yield Where(schema.sizes, given, kept, limits_of(schema, kept), ends), flat[tuple(mine.T)]
+
+
+def cell_weights(condition: Expr, schema: Schema, parts: dict[str, list[Part]]) -> NDArray[np.float64]:
+    """Returns how much each cell of the marginal over some columns counts; of native ones, each of their parts."""
     shape = tuple(map(len, parts.values()))
+    require_few(shape)
+    axes = dict(zip(parts, np.ix_(*(range(size) for size in shape)), strict=True))
     holds = np.broadcast_to(evaluate(condition, parts, axes, schema)[0], shape).astype(np.float64)
-    for axis, (feature, found) in enumerate(zip(features, parts.values(), strict=True)):
-        fold = np.zeros((schema.sizes[feature], len(found)))
-        fold[[part.code for part in found], range(len(found))] = [part.share for part in found]
-        holds = np.moveaxis(np.tensordot(fold, holds, axes=(1, axis)), 0, axis)
+    for axis, (name, found) in enumerate(parts.items()):
+        column = schema.columns[schema.index(name)]
+        if not column.native:
+            fold = np.zeros((column.size, len(found)))
+            fold[[part.code for part in found], range(len(found))] = [part.share for part in found]
+            holds = np.moveaxis(np.tensordot(fold, holds, axes=(1, axis)), 0, axis)
     return holds
 
 
-def require_few(sizes: Iterable[int]) -> None:
+def require_few(sizes: Iterable[int], most: int = LARGEST) -> None:
     """Refuses more cells than can be weighed."""
-    if math.prod(sizes) > LARGEST:
+    if math.prod(sizes) > most:
+        beside = " beside native numbers" if most == LARGEST_GIVEN else ""
         raise ParameterError(
-            f"the question's columns must have at most {LARGEST} cells together: ask about fewer columns"
+            f"the question's columns{beside} must have at most {most} cells together: ask about fewer columns"
         )
 
 
@@ -158,20 +251,31 @@ def bounds(condition: Expr, column: Column) -> list[float]:
     for node in condition.find_all(exp.Predicate, exp.In, exp.Between):
         if column.name in {named.name for named in node.find_all(exp.Column)}:
             found += [ranked(column, literal(item)) for item in node.find_all(exp.Literal, exp.Neg)]
-    return sorted({float(value) for value in found if value is not None})
+    return sorted({value for value in found if value is not None})
 
 
 def ranked(column: Column, value: Any) -> float | None:  # noqa: ANN401 - a text, a number or a truth value
     """Returns the number that a value stands for in a column of numbers or moments, none where it is none."""
+    found = float(value) if is_number(value) else None
     if isinstance(column, Datetime):
         seconds = instant(value)
-        return seconds / DAY if column.date and seconds is not None else seconds
-    return float(value) if is_number(value) else None
+        found = seconds / DAY if column.date and seconds is not None else seconds
+    return place(column.grid, found) if column.native and column.grid and found is not None else found
+
+
+def place(column: Numeric, number: float) -> float:
+    """Returns the code of a number of the range; outside it, one that no cell has; between whole numbers, a half."""
+    if not column.lower <= number <= column.upper:
+        return -1.0 if number < column.lower else float(column.bins)
+    whole = math.floor(number) if column.integer else number
+    return float(column.bin(np.array(whole, np.float64))) + (0.5 if whole < number else 0.0)
 
 
 def split(column: Column, cuts: list[float]) -> list[Part]:
     """Returns the parts of a column's domain: its codes, bins of numbers cut at the condition's bounds."""
-    if column.grid is not None:
+    if column.native and column.grid is not None:
+        parts = split_codes(column.grid, cuts)
+    elif column.grid is not None:
         parts = [part for code in range(column.regular) for part in split_bin(column.grid, code, cuts)]
     elif isinstance(column, Codes):
         parts = [Part(code, 1.0, float(code)) for code in range(column.values)]
@@ -186,6 +290,17 @@ def split(column: Column, cuts: list[float]) -> list[Part]:
     if column.missing:
         parts.append(Part(column.size - 1, 1.0, None))
     return parts
+
+
+def split_codes(column: Numeric, cuts: list[float]) -> list[Part]:
+    """Returns the codes of a native number in intervals, before, at and between the cuts, which are codes too.
+
+    A code that is decoded to a number of another step (of whole numbers, some steps have none) goes with that one.
+    """
+    firsts = sorted({edge for cut in cuts for edge in (math.ceil(cut), math.floor(cut) + 1) if 0 < edge < column.bins})
+    ends = np.searchsorted(column.settled, [*firsts, column.bins]).tolist()
+    parts = zip([0, *firsts], ends, [0, *ends], strict=False)
+    return [Part(end - 1, 1.0, float(first)) for first, end, begin in parts if end > begin]
 
 
 def split_bin(column: Numeric, code: int, cuts: list[float]) -> list[Part]:

@@ -9,10 +9,11 @@ days, or seconds, since 1970.
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -20,16 +21,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anamorph.column import Column
+from anamorph.errors import SchemaError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Transform = Literal["none", "log", "signed-log"]
-"""What the grid is equal in: x, ln(1 + (x - lower)), or sign(x) ln(1 + |x|)."""
+Transform = Literal["none", "log", "signed-log", "quantile"]
+"""What the grid is equal in: x, ln(1 + (x - lower)), sign(x) ln(1 + |x|), or a line between knots."""
 
 BINS = 32
 MOST_BINS = 1 << 20
 """The most bins, and the steps of a native number."""
+
+MOST_KNOTS = 1 << 10
+MARGIN = 1024
+"""Of a transformed number, how many units of the last place a step has at least."""
 
 NUDGE = 2.0**-20
 """In steps. A transformed number so near below an edge is on it: logarithms differ in the last bit between engines."""
@@ -55,6 +61,11 @@ class Numeric(Column):
     upper - lower; for whole numbers upper - lower + 1, both bounds included.
 
     With a transform t it is floor((t(x) - t(lower)) * bins / (t(upper) - t(lower)) + NUDGE), clamped likewise.
+
+    The quantile transform sends knot i of K to i / (K - 1), and numbers between two knots to a line between, so that
+    each pair of neighbours has as many steps as any other: for x from knot i on and below the next,
+    t(x) = (i + (x - knot_i) / (knot_i+1 - knot_i)) / (K - 1), in double arithmetic in this order. Until its knots are
+    declared or estimated (quantiles.py) such a column is counted on the native grid without a transform (`grid`).
     """
 
     kind: ClassVar[str] = "numeric"
@@ -66,6 +77,8 @@ class Numeric(Column):
     native: bool = False  # type: ignore[override]
     """Whether there are as many steps as a number needs: 2^20, for whole numbers one each where they are fewer."""
     transform: Transform = "none"
+    knots: tuple[float, ...] | None = None
+    """For the quantile transform: increasing numbers from lower to upper; none where they are still to come."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,8 +89,9 @@ class Numeric(Column):
         self._require(self.lower < self.upper, "lower", f"below upper ({self.upper!r})")
         self._require(isinstance(self.integer, bool), "integer", "true or false")
         self._require(isinstance(self.native, bool), "native", "true or false")
-        self._require(self.transform in get_args(Transform), "transform", "none, log or signed-log")
+        self._require(self.transform in get_args(Transform), "transform", "none, log, signed-log or quantile")
         self._require(math.isfinite(self.length), "upper", "closer to lower: the range overflows")
+        self._set_knots()
         self._set_bins()
         if self.integer:
             whole = float(self.lower).is_integer() and float(self.upper).is_integer()
@@ -88,6 +102,21 @@ class Numeric(Column):
             )
         self._require_resolution()
         self._require_size()
+
+    def _set_knots(self) -> None:
+        """Refuses knots that are no increasing numbers from lower to upper."""
+        if self.knots is None:
+            return
+        self._require(self.transform == "quantile", "transform", "quantile where there are knots")
+        knots: Any = self.knots if isinstance(self.knots, list | tuple) else ()
+        sound = 2 <= len(knots) <= MOST_KNOTS and all(is_number(knot) and abs(knot) < math.inf for knot in knots)
+        sound = sound and (knots[0], knots[-1]) == (self.lower, self.upper)
+        if not sound or not all(float(low) < float(high) for low, high in itertools.pairwise(knots)):
+            raise SchemaError(
+                f"column {self.name!r}: knots must be 2 to {MOST_KNOTS} increasing numbers, the first of them lower "
+                f"({self.lower!r}) and the last upper ({self.upper!r})"
+            )
+        object.__setattr__(self, "knots", tuple(knots))
 
     def _set_bins(self) -> None:
         """Refuses a wrong number of bins; gives a native column its steps."""
@@ -103,6 +132,11 @@ class Numeric(Column):
 
     def _require_resolution(self) -> None:
         """Refuses steps that floating point cannot tell apart, and so could not encode as they were decoded."""
+        rule = f"farther from lower: the range must hold {self.bins} steps that doubles can tell apart"
+        if self.transform == "quantile":
+            pairs = list(itertools.pairwise(self.knots or (self.lower, self.upper)))
+            self._require(all(self.apart(*pair, len(pairs)) for pair in pairs), "upper", f"{rule}, between knots too")
+            return
         ends = float(self.lower), float(self.upper)
         if self.transform == "none":
             fine = self.integer or not self.native
@@ -110,9 +144,18 @@ class Numeric(Column):
         else:
             fine = False
             near = 0.0 if self.integer or self.transform == "signed-log" else np.spacing(abs(ends[0]))
-            units = 1024 * max(near, sys.float_info.epsilon, *np.spacing(np.abs(self.forward(np.array(ends)))))
-        rule = f"farther from lower: the range must hold {self.bins} steps that doubles can tell apart"
+            units = MARGIN * max(near, sys.float_info.epsilon, *np.spacing(np.abs(self.forward(np.array(ends)))))
         self._require(fine or self.width / self.bins >= units, "upper", rule)
+
+    def apart(self, low: float, high: float, pairs: int = 1) -> bool:
+        """Returns whether doubles can tell the steps between two neighbours of so many pairs of knots apart."""
+        step = (float(high) - float(low)) * pairs / self.bins
+        return max(step, float(self.integer)) >= MARGIN * math.ulp(max(abs(low), abs(high)))
+
+    @property
+    def pending(self) -> bool:
+        """Whether the knots of a quantile transform are still to come."""
+        return self.transform == "quantile" and self.knots is None
 
     @property
     def length(self) -> float:
@@ -134,21 +177,35 @@ class Numeric(Column):
 
     @property
     def regular(self) -> int:
-        return self.bins
+        return self.grid.bins
 
-    @property
-    def grid(self) -> Numeric:
-        """The column itself."""
-        return self
+    @cached_property
+    def grid(self) -> Numeric:  # type: ignore[override]
+        """The column itself; while knots are still to come, the native one without a transform."""
+        return replace(self, bins=BINS, native=True, transform="none") if self.pending else self
+
+    @cached_property
+    def places(self) -> NDArray[np.float64]:
+        """The knots."""
+        return np.array(self.knots or (self.lower, self.upper), np.float64)
 
     def forward(self, values: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
         """Returns the transform of numbers of the range."""
+        if self.transform == "quantile":
+            pairs = len(self.places) - 1
+            pair = np.clip(np.searchsorted(self.places, values, side="right") - 1, 0, pairs - 1)
+            return (pair + (values - self.places[pair]) / (self.places[pair + 1] - self.places[pair])) / pairs
         if self.transform == "log":
             return np.log(1.0 + (values - float(self.lower)))
         return np.sign(values) * np.log(1.0 + np.abs(values)) if self.transform == "signed-log" else np.asarray(values)
 
     def inverse(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the numbers whose transform is given."""
+        if self.transform == "quantile":
+            pairs = len(self.places) - 1
+            scaled = values * pairs
+            pair = np.clip(np.floor(scaled), 0, pairs - 1).astype(np.int64)
+            return self.places[pair] + (scaled - pair) * (self.places[pair + 1] - self.places[pair])
         if self.transform == "log":
             return float(self.lower) + np.expm1(values)
         return np.sign(values) * np.expm1(np.abs(values)) if self.transform == "signed-log" else values
@@ -179,6 +236,18 @@ class Numeric(Column):
         near -= (near > lower) & (self.bin((near - 1).astype(np.float64)) >= codes)
         return near + (self.bin(near.astype(np.float64)) < codes)
 
+    @cached_property
+    def settled(self) -> NDArray[np.int64]:
+        """The code that each code has once it is decoded and encoded again.
+
+        It is its own, but where a step of transformed whole numbers holds none: there, that of the nearest one.
+        """
+        codes = np.arange(self.bins)
+        if not self.integer or self.transform == "none":
+            return codes
+        nearest = np.clip(np.round(self.at(codes + 0.5)), int(self.lower), int(self.upper))
+        return np.where(self.firsts[:-1] == self.firsts[1:], self.bin(nearest), codes)
+
     def decode(self, codes: NDArray[np.integer], generator: np.random.Generator) -> pa.Array:
         """Returns a number drawn uniformly from each bin, so that encoding it again gives the same code.
 
@@ -187,6 +256,8 @@ class Numeric(Column):
         """
         import pyarrow as pa  # noqa: PLC0415
 
+        if self.pending:
+            return self.grid.decode(codes, generator)
         kept = np.minimum(codes, self.bins - 1).astype(np.int64)
         values = self._draw(kept, generator.random(kept.size))
         values = np.where(self.bin(values) == kept, values, self.at(kept + 0.5))
@@ -208,7 +279,8 @@ class Numeric(Column):
         del plain["bins" if self.native else "native"]
         if self.transform == "none":
             del plain["transform"]
-        return plain
+        del plain["knots"]
+        return plain if self.knots is None else plain | {"knots": list(self.knots)}
 
 
 @dataclass(frozen=True, kw_only=True)

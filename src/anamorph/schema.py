@@ -70,8 +70,37 @@ class Schema:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all that the schema declares, the order of its columns included."""
-        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
+        """A hash of what the schema declares, the order of its columns included, by which a ledger knows an account.
+
+        The knots of a quantile transform are left out, and with them where they came from: they may be an estimate that
+        was charged to the same account, so a schema that only gains knots keeps it. No promise depends on them. A
+        schema is public, each run is differentially private for the rows whatever the schema says, and runs compose
+        where the schema of one is chosen by what another released. A run that is resumed must have the same `knots`.
+        """
+        plain = self.to_dict()
+        for spec in plain["columns"].values():
+            if spec.get("transform") == "quantile":
+                del spec["source"]
+                spec.pop("knots", None)
+        return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+
+    @cached_property
+    def knots(self) -> dict[str, tuple[float, ...]]:
+        """The knots of quantile transforms, by column."""
+        return {column.name: found for column in self.columns if (found := getattr(column, "knots", None))}
+
+    @cached_property
+    def pending(self) -> tuple[str, ...]:
+        """The columns whose quantile transform has no knots yet."""
+        return tuple(column.name for column in self.columns if column.pending)
+
+    def require_knots(self) -> None:
+        """Refuses a schema in which knots are still to come."""
+        if self.pending:
+            raise SchemaError(
+                f"columns {', '.join(map(repr, self.pending))}: knots must be declared for `transform: quantile`, or "
+                "estimated first: `anamorph schema quantiles DATA --schema SCHEMA --epsilon E --delta D -o SCHEMA`"
+            )
 
     def index(self, name: str) -> int:
         """Returns the position of a column."""
