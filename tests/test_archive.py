@@ -24,6 +24,7 @@ from anamorph.models.answers import Answers, Zero
 from anamorph.models.least_squares import least_squares
 from anamorph.models.mixed import Columns, MixedRows
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.bands import Banded
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested as NumberTests
@@ -55,6 +56,7 @@ WORKLOADS = {
         weights=(Fraction(5, 2), Fraction(1, 3), Fraction(7)),
     ),
     "tests": Workload((PREFIXES, *MARGINALS.parts, HALFSPACES)),
+    "bands": Workload((Banded(SIZES, ((1,), (0, 1), (0,)), ((), (1, 2))), *MARGINALS.parts)),
 }
 FUNCTION = custom(lambda row: row["a"] / 2, SCHEMA, name="my_queries:half")
 FUNCTIONS = {
@@ -165,7 +167,7 @@ def test_functions_come_back_by_name_alone(tmp_path, monkeypatch):
     assert contents(tmp_path / "s") == contents(tmp_path / "r")
 
 
-OTHER = ("single thresholds", "weights", "chosen values", "weighted function", "residuals", "tests")
+OTHER = ("single thresholds", "weights", "chosen values", "weighted function", "residuals", "tests", "bands")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +220,32 @@ OTHER = ("single thresholds", "weights", "chosen values", "weighted function", "
         (5, lambda item: item["parts"][1].update(numbers=[1], given=[0], limits=[2])),
         (5, lambda item: item["parts"][2].update(numbers=[1], limits=[2])),
         (5, lambda item: item["parts"].reverse()),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, 1]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, 1], [1], [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, 0], [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, 2], [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, -1], [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, True], [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, 1.0], [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, "1"], [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], [0, 1], [False]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=[[1], 5, [0]])),
+        (6, lambda item: item["parts"][0]["bands"].update(sets=5)),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [2, 1]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [1, 1]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [0, 2]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [1, 3]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [1]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [1.0, 2]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [True, 2]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], ["1", "2"]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[1, 2]])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[[], [1, 2], []])),
+        (6, lambda item: item["parts"][0]["bands"].update(cuts=[None, [1, 2]])),
+        (6, lambda item: item["parts"][0]["bands"].update(least=1)),
+        (6, lambda item: item["parts"][0]["bands"].pop("cuts")),
+        (6, lambda item: item["parts"][0].update(bands=[])),
+        (6, lambda item: item["parts"][1].update(bands={"sets": [[0]], "cuts": [[], []]})),
     ],
 )
 def test_queries_that_are_none_are_refused(tmp_path, measurement, change):

@@ -15,6 +15,7 @@ from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.curator.residuals import Residual
 from anamorph.curator.tallies import AtLeast, GroupBy, RowFunction
+from anamorph.curator.where import Where
 from anamorph.errors import ParameterError
 from anamorph.intervals import intervals, threshold_weights
 from anamorph.mechanisms.aim import AIM
@@ -22,8 +23,10 @@ from anamorph.mechanisms.gaussian import Gaussian
 from anamorph.mechanisms.hdmm import HDMM
 from anamorph.mechanisms.rap import RAP
 from anamorph.models.answers import Answers, Noisy, Zero
+from anamorph.queries.bands import Banded
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.numbers import Tested as NumberTests
 from anamorph.queries.residuals import Residuals
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
@@ -234,6 +237,33 @@ def test_what_was_not_measured_has_no_interval():
     nothing = intervals(release(Zero(SIZES)))
     assert np.isnan(nothing.tally(whole(0))).all()
     assert nothing.weighted((0,), np.ones(3)) is None
+
+
+def test_tests_and_bands_of_numbers_have_what_was_measured_of_them():
+    """The least noisy of several; what was not measured has nothing, nor have the same columns cut elsewhere."""
+    bands = Banded(SIZES, ((0, 2), (2,)), ((), (), (1, 3)))
+    tests = NumberTests(Where(SIZES, (1,), (2,), (4,), np.array([[0], [2], [1]])))
+    log = [
+        Measurement(
+            Workload((bands, tests)), np.linspace(0.3, 0.6, 12 + 6), np.array([0.01, 0.02, *[0.03] * 3]), 100.0
+        ),
+        Measurement(Workload((bands.take([0]), tests.take([1]))), np.full(9 + 2, 0.45), np.array([0.04, 0.005]), 100.0),
+    ]
+    found = intervals(release(Zero(SIZES), tuple(log)))
+    values = log[0].values
+    for block, (span, sigma) in enumerate([(slice(0, 9), 0.01), (slice(9, 12), 0.02)]):
+        low, high = found.tally(bands.tally(block))
+        assert low == pytest.approx(values[span] - Z * sigma)
+        assert high == pytest.approx(values[span] + Z * sigma)
+    asked = Where(SIZES, (1,), (2,), (4,), np.array([[2], [3], [0]]))
+    low, high = found.tally(asked)
+    assert (low + high) / 2 == pytest.approx([0.45, 0.45, np.nan, np.nan, *values[12:14]], nan_ok=True)
+    assert widths(found, asked) == pytest.approx([0.005, 0.005, np.nan, np.nan, 0.03, 0.03], nan_ok=True)
+    for cuts in (((), (), (2,)), ((), (), (1, 2)), ((), (), ())):
+        assert np.isnan(found.tally(Banded(SIZES, ((2,),), cuts).tally(0))).all()
+    private = intervals(release(Zero(SIZES), tuple(log), spends=(Spend("total", 0.02, "rows"),)))
+    assert widths(private, bands.tally(1)) == pytest.approx(np.hypot(0.02, 0.05 * values[9:12]))
+    assert np.isnan(intervals(release(ANSWERS)).tally(bands.tally(0))).all()
 
 
 def test_ends_are_fractions():

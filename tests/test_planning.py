@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anamorph.columns import Codes
+from anamorph.columns import Codes, Numeric
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
@@ -19,7 +19,8 @@ from anamorph.mechanisms.all_zero import AllZero
 from anamorph.mechanisms.gaussian import Gaussian
 from anamorph.mechanisms.mwem_pgm import MWEMPGM
 from anamorph.mechanisms.rap import RAP
-from anamorph.planning import SMALLEST_PIECE, divide, parse_memory, plan
+from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
+from anamorph.planning import SMALLEST_PIECE, divide, parameters, parse_memory, plan
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload
 from anamorph.queries.thresholds import Thresholds
@@ -207,6 +208,44 @@ def test_a_measurement_too_large_for_a_ledger_is_refused_at_once(mechanism):
         WorkloadError, match=r"a measurement \(of up to 12500[0-9]+ queries\) must have at most 100000000"
     ):
         plan(wide, "marginals:k=3; thresholds:k=1,r=1", mechanism, BUDGET, neighbours="replace", rows=5, memory=10**12)
+
+
+NATIVE = Schema(
+    (
+        *(Codes(name=f"c{i}", values=values) for i, values in enumerate((2, 300, 300, 300))),
+        *(Numeric(name=f"x{i}", lower=0, upper=1, native=True) for i in range(60)),
+    )
+)
+
+
+@pytest.mark.parametrize("spec", ["mixed:k=3,count=9,seed=1,target=c1", "halfspaces:count=9,target=c1+c2"])
+def test_tests_of_few_cells_are_planned(spec):
+    few = Schema(NATIVE.columns[:6])
+    figures = plan(few, spec, RAPPlusPlus(rounds=2), BUDGET, neighbours="replace", rows=9, memory=10**11)
+    assert figures["blocks"] == 9
+    assert 300 <= figures["largest_block"] <= 90_000
+
+
+def test_a_native_number_takes_the_time_of_one_number():
+    """Not that of its codes, of which there are a million."""
+    assert parameters(NATIVE) == 2 + 3 * 300 + 60
+    made, spec = RAPPlusPlus(rounds=2), "mixed:k=2,count=30"
+    figures = plan(Schema(NATIVE.columns[:6]), spec, made, BUDGET, neighbours="replace", rows=9)
+    assert 1 < figures["seconds_estimate"] < 60
+
+
+@pytest.mark.parametrize("mechanism", [RAPPlusPlus(rounds=2), AllZero()], ids=["rap++", "all-zero"])
+def test_a_test_of_too_many_cells_is_refused_before_anything_is_charged(mechanism):
+    """Its cells are counted together: no pieces make it fit."""
+    few = Schema(NATIVE.columns[1:5])
+    with pytest.raises(WorkloadError, match=r"block c1 x c2 x c3 has 2\.70e\+7 cells and must have at most 4\.19e\+6"):
+        plan(few, "mixed:k=4,count=1", mechanism, BUDGET, neighbours="replace", rows=9, memory=10**12)
+    assert workload("mixed:k=3,count=5,target=c1", few).largest_block <= 90_000
+
+
+def test_tests_of_too_many_sets_of_columns_are_refused_at_once():
+    with pytest.raises(WorkloadError, match=r"k \(6\) must leave at most 4194304 sets of columns .*, not 7\.50e\+7"):
+        plan(NATIVE, "mixed:k=6,count=1", RAPPlusPlus(), BUDGET, neighbours="replace", rows=9)
 
 
 @pytest.mark.parametrize("mechanism", [AIM(split=1e-17), MWEMPGM(split=1e-17)])

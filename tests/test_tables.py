@@ -16,16 +16,19 @@ from pyarrow import parquet
 
 from anamorph import tables
 from anamorph.columns import Categorical, Codes, Datetime, Numeric, Ordinal
+from anamorph.curator.bands import Bands
+from anamorph.curator.where import Where
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.numbers import halfspaces
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement, Privacy, Release
 from anamorph.schema import Schema
 from anamorph.sources import encode
-from anamorph.tables import answer_table, code_labels, replace_file, sample_rows, write_table
+from anamorph.tables import answer_table, code_labels, query_texts, replace_file, sample_rows, write_table
 
 SCHEMA = Schema(
     (
@@ -146,6 +149,94 @@ def test_values_of_a_function_are_named_by_its_name(tmp_path, monkeypatch):
     np.testing.assert_allclose(own, cells, atol=1e-5)
     with pytest.raises(ParameterError, match="must be one that was measured"):
         answer_table(release(model=Answers(SIZES, {}, {})), "custom:table_queries:own")
+
+
+NATIVE = Schema(
+    (
+        Categorical(name="vote", categories=("no", "yes")),
+        Numeric(name="age", lower=10, upper=19, integer=True, native=True),
+        Numeric(name="pay", lower=-1.0, upper=3.0, native=True, missing=True),
+        Datetime(name="day", lower="2020-01-01", upper="2020-01-31", date=True),
+        Numeric(name="debt", lower=0, upper=10**6, integer=True, native=True, transform="log"),
+    )
+)
+
+
+def test_prefixes_say_up_to_where_each_number_goes():
+    """The last number that passes; of a real number, where those that fail begin."""
+    half, last = 1 << 19, NATIVE.columns[4].bin(np.array([500.0]))[0]
+    bounds = np.array([[3, half - 1, 4, last], [9, 2 * half - 1, 30, (1 << 20) - 1]])
+    tally = Where(NATIVE.sizes, (0,), (1, 2, 3, 4), (10, 2 * half, 31, 2 * half), bounds)
+    name, texts = query_texts(tally, NATIVE)
+    assert name == "vote x age x pay x day x debt"
+    first, second = "<= 13 x < 1 x <= 2020-01-05 x <= 500", "<= 19 x <= 3 x <= 2020-01-31 x <= 1000000"
+    assert texts == [f"no x {first}", f"yes x {first}", f"no x {second}", f"yes x {second}"]
+    assert query_texts(replace(tally, given=()), NATIVE) == ("age x pay x day x debt", [first, second])
+
+
+BANDED = {
+    "bands:of=age,bands=4": ("age", ["10 <= age < 13", "13 <= age < 15", "15 <= age < 18", "18 <= age <= 19"]),
+    "bands:of=pay,bands=2": ("pay", ["-1 <= pay < 1", "1 <= pay <= 3", "(missing)"]),
+    "bands:of=day,bands=3": (
+        "day",
+        ["2020-01-01 <= day < 2020-01-12", "2020-01-12 <= day < 2020-01-22", "2020-01-22 <= day <= 2020-01-31"],
+    ),
+    "bands:of=debt,bands=2": ("debt", ["0 <= debt < 1000", "1000 <= debt <= 1000000"]),
+    "bands:of=vote+age,bands=2": (
+        "vote x age",
+        ["no x 10 <= age < 15", "no x 15 <= age <= 19", "yes x 10 <= age < 15", "yes x 15 <= age <= 19"],
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", BANDED)
+def test_bands_say_from_where_to_where_a_number_goes(spec):
+    (piece,) = parse_workload(spec, NATIVE).pieces()
+    assert query_texts(piece.tally, NATIVE) == BANDED[spec]
+
+
+def test_texts_of_bands_are_true_of_the_numbers_in_them():
+    """Every whole number of a range, and dates, against the code that it has."""
+    for feature in (1, 3, 4):
+        grid = NATIVE.columns[feature].grid
+        numbers = np.arange(int(grid.lower), int(grid.upper) + 1)[:: 1 if feature < 4 else 97]
+        values = [NATIVE.columns[3].text(n) if feature == 3 else n for n in numbers.tolist()]
+        for bands in (2, 3, 7, 31):
+            (piece,) = parse_workload(f"bands:of={NATIVE.names[feature]},bands={bands}", NATIVE).pieces()
+            _, texts = query_texts(piece.tally, NATIVE)
+            owner = np.searchsorted(piece.tally.cuts[0], grid.bin(numbers.astype(float)), side="right")
+            for band, text in enumerate(texts):
+                low, _, _, sign, high = text.split()
+                low, high = (low, high) if feature == 3 else (int(low), int(high))
+                inside = [low <= v and (v <= high if sign == "<=" else v < high) for v in values]
+                assert inside == (owner == band).tolist()
+
+
+def test_bands_that_hold_the_missing_say_so():
+    tally = Bands(NATIVE.sizes, (2,), ((1 << 19,),))
+    assert query_texts(tally, NATIVE)[1] == ["-1 <= pay < 1", "1 <= pay <= 3 or (missing)"]
+    with pytest.raises(ParameterError, match="column 'vote' must be numeric or datetime"):
+        query_texts(Bands(NATIVE.sizes, (0,), ((1,),)), NATIVE)
+
+
+def test_halfspaces_say_their_inequality_in_units_of_the_ranges():
+    (part,) = halfspaces(NATIVE, count=40, seed=1, targets=("vote",))
+    name, texts = query_texts(part.tally, NATIVE)
+    assert name == "vote x age + pay + day + debt"
+    limits = np.array(part.tally.limits)
+    codes = np.random.default_rng(0).integers(0, limits, (200, 4))
+    holds = part.tally.holds(codes.astype(np.float64), slice(None))
+    assert 0.1 < holds.mean() < 0.9
+    for test, text in enumerate(texts[::2]):
+        label, _, inequality = text.partition(" x ")
+        words = inequality.split()
+        assert (label, words[1:8:2], words[8]) == ("no", ["age", "pay", "day", "debt"], "<=")
+        slopes, bound = np.array([float(word) for word in words[0:8:2]]), float(words[9])
+        assert np.linalg.norm(slopes) == pytest.approx(1, abs=1e-4)
+        space = (codes + 0.5) / limits @ slopes - bound
+        clear = np.abs(space) > 1e-4
+        assert ((space <= 0) == holds[test])[clear].all()
+        assert texts[2 * test + 1] == f"yes x {inequality}"
 
 
 def test_blocks_in_several_pieces_are_listed_in_order(monkeypatch):

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.chain import sync_directory
+from anamorph.curator.cosines import Cosines
 from anamorph.curator.tallies import check_tally
 from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, UsageError
@@ -38,7 +39,9 @@ from anamorph.models.least_squares import LeastSquares
 from anamorph.models.mixed import MixedRows
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.bands import Banded
 from anamorph.queries.custom import Custom, CustomCells, Recorded
+from anamorph.queries.embeddings import Embedding
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.numbers import Tested
 from anamorph.queries.residuals import Residuals
@@ -298,6 +301,8 @@ def plain_measurements(measurements: tuple[Measurement, ...]) -> tuple[dict[str,
                 arrays[f"bounds.{index}.{number}"] = np.ascontiguousarray(part.tally.bounds)
                 if part.tally.weights is not None:
                     arrays[f"weights.{index}.{number}"] = np.ascontiguousarray(part.tally.weights)
+            if isinstance(part, Embedding):
+                arrays[f"frequencies.{index}.{number}"] = np.ascontiguousarray(part.tally.frequencies)
             if chosen is not None:
                 arrays[f"chosen.{index}.{number}"] = np.ascontiguousarray(chosen)
         weights = {"weights": [weight.as_integer_ratio() for weight in measurement.workload.weights]}
@@ -337,8 +342,13 @@ def plain_queries(part: Queries) -> tuple[dict[str, Any], NDArray | None]:
         return {"function": part.name, "values": part.count, "cells": part.single}, part.chosen
     if isinstance(part, Residuals):
         return {"residuals": part.sets}, None
+    if isinstance(part, Embedding):
+        columns = {"given": part.tally.given, "numbers": part.tally.numbers, "limits": part.tally.limits}
+        return {"embedding": columns}, None
     if isinstance(part, Tested):
         return {"given": part.tally.given, "numbers": part.tally.numbers, "limits": part.tally.limits}, None
+    if isinstance(part, Banded):
+        return {"bands": {"sets": part.sets, "cuts": part.cuts}}, None
     if not isinstance(part, Marginals | Cells):
         raise ParameterError("measurements must be of marginals, thresholds or functions to be saved")
     marginals = part.marginals if isinstance(part, Cells) else part
@@ -355,6 +365,10 @@ def queries_of(described: dict[str, Any], found: Callable[[str], NDArray | None]
     """
     if "numbers" in described:
         return tested_of(described, found("bounds"), found("weights"), sizes)
+    if "embedding" in described:
+        return embedding_of(described["embedding"], found("frequencies"), sizes)
+    if "bands" in described:
+        return banded_of(described["bands"], sizes)
     chosen = found("chosen")
     if "function" in described:
         name, count, single = str(described["function"]), int(described["values"]), bool(described["cells"])
@@ -380,12 +394,37 @@ def tested_of(
     described: dict[str, Any], bounds: NDArray | None, weights: NDArray | None, sizes: tuple[int, ...]
 ) -> Tested:
     """Returns the tests of numbers that a release describes; refuses any but those of its schema."""
-    columns = (tuple(described["given"]), tuple(described["numbers"]), tuple(described["limits"]))
-    if bounds is None or not all(isinstance(column, int) for part in columns for column in part):
+    columns = columns_of(described)
+    if bounds is None:
         raise CorruptionError("the release's measurements must be of queries of its schema; they are not")
     tally = Where(sizes, *columns, bounds, weights)
     check_tally(tally, sizes)
     return Tested(tally)
+
+
+def embedding_of(described: dict[str, Any], frequencies: NDArray | None, sizes: tuple[int, ...]) -> Embedding:
+    """Returns the embedding that a release describes; refuses any but those of its schema."""
+    if frequencies is None:
+        raise CorruptionError("the release's measurements must be of queries of its schema; they are not")
+    tally = Cosines(sizes, *columns_of(described), frequencies)
+    check_tally(tally, sizes)
+    return Embedding(tally)
+
+
+def banded_of(described: dict[str, Any], sizes: tuple[int, ...]) -> Banded:
+    """Returns the marginals of bands that a release describes; refuses any but those of its schema."""
+    sets, cuts = tuple(map(tuple, described["sets"])), tuple(map(tuple, described["cuts"]))
+    if len(described) != 2 or not all(type(feature) is int for features in sets for feature in features):
+        raise CorruptionError("the release's measurements must be of queries of its schema; they are not")
+    return Banded(sizes, sets, cuts)
+
+
+def columns_of(described: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Returns the columns given, the numbers, and their limits; refuses what are not whole numbers."""
+    columns = tuple(described["given"]), tuple(described["numbers"]), tuple(described["limits"])
+    if len(described) != len(columns) or not all(type(column) is int for part in columns for column in part):
+        raise CorruptionError("the release's measurements must be of queries of its schema; they are not")
+    return columns
 
 
 def digest(directory: str | Path) -> str:

@@ -8,8 +8,9 @@ with sigma the standard deviation of the estimate's noise. Where the number of r
 noisy total with a standard deviation of tau n: that moves all of a fraction but the part e that is known without it.
 
 Which estimate: the answers of `gaussian` are their own, as measured. Otherwise it is the least squares estimate from
-all marginals that were measured whole (models/least_squares.py), or, of single queries, what was measured of them. A
-query that follows from no measurement has no interval, however well a model may answer it.
+all marginals that were measured whole (models/least_squares.py), or, of single queries, what was measured of them; of
+tests and bands of native numbers likewise what was measured, whose noise is independent of all other. A query that
+follows from no measurement has no interval, however well a model may answer it.
 
 A model's answer, which weighs all measurements and knows that rows are never negative, is as a rule nearer to the truth
 than the middle of the interval, and seldom outside of it. Confidence is about the noise alone, over runs of the
@@ -20,16 +21,18 @@ by earlier noise, the noise of each measurement is new all the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.bands import Bands
 from anamorph.curator.budget import gaussian_sigma
 from anamorph.curator.tallies import AtLeast, GroupBy, Tally, Tests, codes_of, held, marginal_cells
+from anamorph.curator.where import Where
 from anamorph.errors import ParameterError
 from anamorph.models.answers import Answers
 from anamorph.models.least_squares import LeastSquares, least_squares, readings
@@ -37,6 +40,8 @@ from anamorph.release import Measurement, Release
 
 Features = tuple[int, ...]
 Reals = NDArray[np.float64]
+Weighed = tuple[Where, Reals]
+"""Prefixes of native numbers, and the weight of each of their cells: tests by cells."""
 
 
 class Estimate(NamedTuple):
@@ -54,8 +59,15 @@ class Known(Protocol):
         """Returns the estimates of all queries of a tally."""
         ...
 
-    def weighted(self, features: Features, weights: Reals) -> Estimate:
-        """Returns the estimate of a weighted sum of the cells of a marginal, features sorted, an axis for each."""
+    def numbers(self, tally: Where | Bands) -> Estimate:
+        """Returns the estimates of all queries of a tally of native numbers."""
+        ...
+
+    def weighted(self, features: Features, weights: Reals, tests: Sequence[Weighed] = ()) -> Estimate:
+        """Returns the estimate of a weighted sum of the cells of a marginal, features sorted, an axis for each.
+
+        Added to it are weighted cells of tests; of no features, the weight itself.
+        """
         ...
 
 
@@ -72,12 +84,16 @@ class Intervals:
         """Returns the lower and the upper ends for all queries of a tally, NaN where there is no interval."""
         if isinstance(tally, GroupBy | AtLeast):
             return self.ends(self.known.tally(tally))
+        if isinstance(tally, Where | Bands):
+            return self.ends(self.known.numbers(tally))
         nothing = np.full(tally.cells, np.nan)
         return nothing, nothing
 
-    def weighted(self, features: Features, weights: Reals) -> tuple[float, float, float] | None:
+    def weighted(
+        self, features: Features, weights: Reals, tests: Sequence[Weighed] = ()
+    ) -> tuple[float, float, float] | None:
         """Returns the standard deviation and the ends for a weighted sum of cells, or None."""
-        found = self.known.weighted(features, weights)
+        found = self.known.weighted(features, weights, tests)
         if np.isnan(found.value):
             return None
         low, high = self.ends(found)
@@ -101,7 +117,8 @@ def intervals(release: Release, confidence: float = 0.95) -> Intervals:
     if isinstance(model, Answers):
         known: Known = AsMeasured(model)
     else:
-        known = Derived(least_squares(sizes, release.measurements), single_cells(sizes, release.measurements))
+        logged = release.measurements
+        known = Derived(least_squares(sizes, logged), single_cells(sizes, logged), measured_tests(logged))
     spent = [spend.rho for spend in release.privacy.spends if spend.kind == "total"]
     tau = gaussian_sigma(1, spent[0]) / release.total if spent else 0.0
     return Intervals(known, tau, NormalDist().inv_cdf((1 + confidence) / 2))
@@ -123,8 +140,15 @@ class AsMeasured:
         sigma = self.deviation(slab.features, held((slab.sizes, slab.features, least)))
         return Estimate(value, np.full(value.size, sigma), 0.0)
 
-    def weighted(self, features: Features, weights: Reals) -> Estimate:
-        """Returns the weighted sum of noisy answers."""
+    def numbers(self, tally: Where | Bands) -> Estimate:
+        """Returns nothing: no noisy answer is of native numbers."""
+        nothing = np.full(tally.cells, np.nan)
+        return Estimate(nothing, nothing, 0.0)
+
+    def weighted(self, features: Features, weights: Reals, tests: Sequence[Weighed] = ()) -> Estimate:
+        """Returns the weighted sum of noisy answers; none of them is of a test."""
+        if tests or not features:
+            return Estimate(np.array(np.nan), np.array(np.nan), 0.0)
         value = float(weights.ravel() @ self.model.marginal(features))
         return Estimate(np.array(value), np.array(self.deviation(features, float(np.sum(weights**2)))), 0.0)
 
@@ -142,6 +166,8 @@ class Derived:
     linear: LeastSquares
     singles: Mapping[Features, Mapping[int, tuple[float, float]]]
     """By sorted features: position, noisy fraction and sigma of each cell that was measured."""
+    tests: Mapping[Hashable, tuple[Reals, float]] = field(default_factory=dict)
+    """By what identifies a test, or a marginal of bands: the noisy fractions of its cells, and their sigma."""
 
     def tally(self, tally: GroupBy | AtLeast) -> Estimate:
         """Returns the estimates of a slab of marginals or thresholds; those of one block have one sigma."""
@@ -163,7 +189,29 @@ class Derived:
                 values[position - slab.offset], sigmas[position - slab.offset] = value, sigma
         return Estimate(values, sigmas, 0.0)
 
-    def weighted(self, features: Features, weights: Reals) -> Estimate:
+    def numbers(self, tally: Where | Bands) -> Estimate:
+        """Returns what was measured of tests, or of a marginal of bands."""
+        keys = list(identities(tally))
+        width = tally.cells // len(keys)
+        found = [self.tests.get(key, (np.full(width, np.nan), np.nan)) for key in keys]
+        sigma = np.repeat([noise for _, noise in found], width)
+        return Estimate(np.concatenate([values for values, _ in found]), sigma, 0.0)
+
+    def weighted(self, features: Features, weights: Reals, tests: Sequence[Weighed] = ()) -> Estimate:
+        """Returns the weighted sum, if everything with a weight is known."""
+        value, variance, base = 0.0, 0.0, 0.0
+        if not features:
+            value = base = float(weights)
+        elif not tests or np.any(weights):
+            found = self.cells(features, weights)
+            value, variance, base = float(found.value), float(found.sigma) ** 2, found.base
+        for tally, each in tests:
+            for key, mine in zip(tally.identities(), each, strict=True):
+                noisy, sigma = self.tests.get(key, (np.full(tally.width, np.nan), np.nan))
+                value, variance = value + float(mine @ noisy), variance + sigma**2 * float(mine @ mine)
+        return Estimate(np.array(value), np.array(math.sqrt(variance)), base)
+
+    def cells(self, features: Features, weights: Reals) -> Estimate:
         """Returns the weighted sum, if the marginal is known, or every cell with a weight was measured."""
         if self.linear.knows(features):
             value, sigma = self.linear.weighted(features, weights)
@@ -207,3 +255,20 @@ def single_cells(
                 mine = {cell: (value, sigma) for cell, value in zip(cells.tolist(), noisy.tolist(), strict=True)}
                 found.setdefault(key, {}).update(mine)
     return found
+
+
+def measured_tests(measurements: tuple[Measurement, ...]) -> dict[Hashable, tuple[Reals, float]]:
+    """Returns what was measured of tests and bands of numbers, the least noisy of each."""
+    found: dict[Hashable, tuple[Reals, float]] = {}
+    for tally, values, sigma in readings(measurements):
+        if isinstance(tally, Where | Bands):
+            keys = list(identities(tally))
+            for key, noisy in zip(keys, values.reshape(len(keys), -1), strict=True):
+                if key not in found or sigma < found[key][1]:
+                    found[key] = noisy, sigma
+    return found
+
+
+def identities(tally: Where | Bands) -> Iterable[Hashable]:
+    """Returns what tells each test of a tally, or a marginal of bands, from all others."""
+    return tally.identities() if isinstance(tally, Where) else (tally,)

@@ -110,6 +110,7 @@ def plan(
         raise ParameterError(f"neighbours ({neighbours!r}) must be replace or add-remove")
     if rows is not None and rows < 1:
         raise ParameterError(f"rows ({rows}) must be at least 1")
+    schema.require_knots()
     workload = parse_workload(spec, schema)
     check_numbers(schema, mechanism)
     divided = divide(available_memory() if memory is None else memory, mechanism, workload)
@@ -138,7 +139,7 @@ def plan(
         "memory_bytes": mechanism.memory(workload),
         "engine_bytes": divided.engine,
         "piece_queries": divided.pieces,
-        "seconds_estimate": seconds(mechanism, workload, steps),
+        "seconds_estimate": seconds(mechanism, workload, steps, parameters(schema)),
         "steps": described,
         "warnings": warnings,
     }
@@ -183,11 +184,17 @@ def finest(step: Step) -> float:
     return max(scale(piece.tally) * math.sqrt(heaviest / piece.weight) for piece in pieces)
 
 
-def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...]) -> float:
+def parameters(schema: Schema) -> int:
+    """Returns how many numbers a relaxed row has: one for each code of a column, or for a native number."""
+    return sum(1 if column.native else column.size for column in schema.columns)
+
+
+def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...], width: int) -> float:
     """Returns a rough time on two cores: steps of the projection, selections and exact noise.
 
-    A projection step costs about 8 ns for each parameter, and 150 ns for each measured cell of a whole marginal or
-    8 us for a single one; a selection of blocks 60 ns a query, of single queries 12 ms a block; a noisy answer 0.4 us.
+    A projection step costs about 8 ns for each of the `width` parameters of a row, and 150 ns for each measured cell of
+    a whole marginal or 8 us for a single one; a selection of blocks 60 ns a query, of single queries 12 ms a block; a
+    noisy answer 0.4 us.
     """
     plain = description(mechanism)
     measured = [step for step in steps if step.kind == "measure"]
@@ -196,9 +203,9 @@ def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...]) -
         return noise
     whole = [step.blocks < step.cells for step in steps if step.kind == "select"]
     selections = sum(workload.cells * 6e-8 if block else workload.blocks * 1.2e-2 for block in whole)
-    done, projection = 0, 0.0
+    done, projection, times = 0, 0.0, plain["steps"] * plain.get("levels", 1)
     for step in measured:
         done = min(done + step.cells, workload.cells)  # no query is measured twice
         each = 1.5e-7 if step.cells > step.blocks else 8e-6
-        projection += plain["steps"] * plain["rows"] * (8e-9 * sum(workload.sizes) + done * each / 1000)
+        projection += times * plain["rows"] * (8e-9 * width + done * each / 1000)
     return noise + selections + projection

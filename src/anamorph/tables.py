@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.columns import OTHER, Categorical, Codes, Column, Datetime, Numeric, guarded, label
+from anamorph.curator.bands import Bands
 from anamorph.curator.rowwise import RowFunction
 from anamorph.curator.tallies import AtLeast, GroupBy, Tally
+from anamorph.curator.where import Where
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.intervals import intervals
 from anamorph.queries.spec import workload as parse_workload
@@ -80,19 +83,81 @@ def query_texts(tally: Tally, schema: Schema) -> tuple[str, list[str]]:
     """Returns what the queries of a tally have in common, and what each of them asks for."""
     if isinstance(tally, RowFunction):
         return tally.function.name, [str(value) for value in range(tally.cells)]
+    if isinstance(tally, Where):
+        return test_texts(tally, schema)
+    if isinstance(tally, Bands):
+        cut = zip(tally.features, tally.cuts, strict=True)
+        labels = [band_labels(schema.columns[f], cuts) if cuts else code_labels(schema.columns[f]) for f, cuts in cut]
+        return " x ".join(schema.names[feature] for feature in tally.features), crossed(labels)
     slab = tally.slab if isinstance(tally, AtLeast) else tally
     if not isinstance(slab, GroupBy):
         raise ParameterError("the workload must be of whole blocks")
-    columns = [schema.columns[feature] for feature in slab.features]
-    codes = np.unravel_index(np.arange(slab.cells), slab.shape)
-    texts = [
-        np.array(code_labels(column), object)[code + start]
-        for column, code, start in zip(columns, codes, slab.starts, strict=True)
+    spans = zip(slab.features, slab.starts, slab.shape, strict=True)
+    labels = [code_labels(schema.columns[feature])[start : start + size] for feature, start, size in spans]
+    name = " x ".join(schema.names[feature] for feature in slab.features)
+    return f"at least {tally.least} of {name}" if isinstance(tally, AtLeast) else name, crossed(labels)
+
+
+def crossed(labels: list[list[str]]) -> list[str]:
+    """Returns a text for each combination, in C order."""
+    return [" x ".join(parts) for parts in itertools.product(*labels)]
+
+
+def band_labels(column: Column, cuts: tuple[int, ...]) -> list[str]:
+    """Returns which numbers of a column, or whether missing ones, are in each of its bands."""
+    grid = column.grid
+    if grid is None:
+        raise ParameterError(f"column {column.name!r} must be numeric or datetime")
+    codes = np.array(sorted({0, *cuts, grid.bins}))
+    if grid.integer:
+        numbers = grid.first(codes) - (codes == grid.bins)  # the last one is in its band
+        ends = [column.text(number) if isinstance(column, Datetime) else str(number) for number in numbers.tolist()]
+    else:
+        ends = [f"{end:.12g}" for end in grid.at(codes).tolist()]
+    texts = [f"{low} <= {column.name} < {high}" for low, high in itertools.pairwise(ends)]
+    texts[-1] = f"{ends[-2]} <= {column.name} <= {ends[-1]}"
+    if column.missing and grid.bins not in cuts:
+        texts[-1] += " or (missing)"
+    return texts + ["(missing)"] * (grid.bins in cuts)
+
+
+def test_texts(tally: Where, schema: Schema) -> tuple[str, list[str]]:
+    """Returns the columns of tests of numbers, and for each test and cell what it asks for."""
+    names = [schema.names[number] for number in tally.numbers]
+    if tally.weights is None:
+        columns = [schema.columns[number] for number in tally.numbers]
+        bounds = [at_most(column, codes) for column, codes in zip(columns, tally.bounds.T, strict=True)]
+        tests = [" x ".join(parts) for parts in zip(*bounds, strict=True)]
+    else:
+        tests, names = halfspace_texts(tally, names), [" + ".join(names)]
+    if not tally.given:
+        return " x ".join(names), tests
+    given, cells = query_texts(GroupBy(tally.sizes, tally.given, 0, tally.sizes[tally.given[0]]), schema)
+    return " x ".join((given, *names)), [f"{cell} x {test}" for test in tests for cell in cells]
+
+
+def at_most(column: Column, codes: NDArray[np.int64]) -> list[str]:
+    """Returns which numbers of a native column have at most each of some codes."""
+    grid = column.grid
+    if grid is None:
+        raise ParameterError(f"column {column.name!r} must be numeric or datetime")
+    if grid.integer:
+        last = (grid.first(codes + 1) - 1).tolist()
+        return [f"<= {column.text(number) if isinstance(column, Datetime) else number}" for number in last]
+    ends = grid.at(codes + 1).tolist()
+    return [f"{'<' if code < grid.bins - 1 else '<='} {end:.12g}" for code, end in zip(codes, ends, strict=True)]
+
+
+def halfspace_texts(tally: Where, names: list[str]) -> list[str]:
+    """Returns the inequality of each halfspace; a number is 0 at the lower end of its range and 1 at the upper."""
+    weights = np.asarray(tally.weights, np.float64)
+    slopes = weights * np.array(tally.limits)
+    lengths = np.maximum(np.linalg.norm(slopes, axis=1), 1.0)
+    bounds = (tally.bounds + weights.sum(axis=1) / 2) / lengths
+    return [
+        " ".join(f"{slope:+.6g} {name}" for slope, name in zip(line, names, strict=True)) + f" <= {bound:.6g}"
+        for line, bound in zip(slopes / lengths[:, None], bounds, strict=True)
     ]
-    name = " x ".join(column.name for column in columns)
-    if isinstance(tally, AtLeast):
-        name = f"at least {tally.least} of {name}"
-    return name, [" x ".join(parts) for parts in zip(*texts, strict=True)]
 
 
 def stamped(table: pa.Table, release: Release) -> pa.Table:

@@ -17,7 +17,7 @@ from anamorph.curator import curator as curator_module
 from anamorph.curator.budget import Budget, gaussian_sigma
 from anamorph.curator.curator import Curator
 from anamorph.curator.estimates import RelaxedTable
-from anamorph.curator.residuals import MOST_CELLS, MOST_ROWS, Residual
+from anamorph.curator.residuals import LARGEST, MOST_CELLS, Residual
 from anamorph.curator.scores import AbsoluteError, L1Error, MaxError
 from anamorph.curator.tallies import AtLeast, GroupBy, check_tally, copied, count, scale, squared_sensitivity
 from anamorph.errors import ParameterError, WorkloadError
@@ -186,16 +186,31 @@ def test_no_neighbour_moves_several_tallies_by_more(made):
 
 def test_counts_are_cut_where_the_numbers_would_overflow():
     small = Residual((3, 2), (0, 1))
-    counts = np.array([0, MOST_ROWS - 1, MOST_ROWS, MOST_ROWS + 1, 1 << 62, 5])
-    cut = np.array([0, MOST_ROWS - 1, MOST_ROWS, MOST_ROWS, MOST_ROWS, 5], object)
+    most = small.most
+    counts = np.array([0, most - 1, most, most + 1, LARGEST, 5])
+    cut = np.array([0, most - 1, most, most, most, 5], object)
+    assert most == 1 << 59
     assert small.centred(counts).tolist() == (scaled_projection((3, 2)) @ cut).tolist()
     largest = Residual((1 << 12, 1 << 11), (0, 1))
     assert largest.cells == MOST_CELLS
     crowded = np.zeros(MOST_CELLS, np.int64)
-    crowded[7] = 1 << 62
+    crowded[7] = LARGEST
     numbers = largest.centred(crowded)
-    assert int(numbers[7]) == MOST_ROWS * 4095 * 2047 < 1 << 62
-    assert int(numbers.min()) == -MOST_ROWS * 4095
+    assert int(numbers[7]) == largest.most * 4095 * 2047 < LARGEST
+    assert int(numbers.min()) == -largest.most * 4095
+
+
+@pytest.mark.parametrize("shape", [(4,) * 6, (3,) * 7, (2,) * 9, (5, 2, 7, 3), (2,), (900, 2)])
+def test_no_number_overflows_whatever_the_counts(shape):
+    """The counts that make the first number the largest, and the smallest, with every cell as full as can be."""
+    tally = Residual(shape, tuple(range(len(shape))))
+    even = np.sum(np.indices(shape) > 0, axis=0).ravel() % 2 == 0
+    for full in (even, ~even):
+        expected = [np.where(full, tally.most, 0).astype(object).reshape(shape)]
+        for axis, size in enumerate(shape):
+            expected.append(size * expected[-1] - expected[-1].sum(axis=axis, keepdims=True))
+        assert tally.centred(np.where(full, LARGEST, 0)).tolist() == expected[-1].ravel().tolist()
+        assert LARGEST // 4 < max(np.abs(each).max() for each in expected) <= LARGEST
 
 
 class Posing(Residual):

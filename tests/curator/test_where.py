@@ -101,26 +101,122 @@ def test_counts_are_those_of_every_row_by_itself(tally, data):
     assert numbers.tolist() == by_hand(tally, rows).tolist()
 
 
-@given(wheres(), st.integers(1, 4), st.integers(1, 3), st.data())
-@settings(max_examples=100, deadline=None)
-def test_counts_do_not_depend_on_how_rows_and_tests_are_cut(tally, rows_at_once, tests_at_once, data):
+class Batches:
+    """Rows in batches, cut anywhere."""
+
+    def __init__(self, rows, cuts=()):
+        self.rows, self.cuts, self.read = np.asarray(rows, np.int32), cuts, 0
+
+    def batches(self):
+        self.read += 1
+        return iter(np.split(self.rows, self.cuts))
+
+
+class Grouping(Batches):
+    """Rows that count marginals over ranks too, one by one."""
+
+    asked = 0
+
+    def grouped(self, given, cuts):
+        self.asked += 1
+        assert all(np.all(np.diff(each) > 0) for each in cuts.values())
+        found = {}
+        for row in self.rows.tolist():
+            ranks = [sum(cut < row[number] for cut in each) for number, each in cuts.items()]
+            if all(rank < len(each) for rank, each in zip(ranks, cuts.values(), strict=True)):
+                cell = 0
+                for size, code in [(self.sizes[i], row[i]) for i in given] + [
+                    (len(each), rank) for rank, each in zip(ranks, cuts.values(), strict=True)
+                ]:
+                    cell = cell * size + code
+                found[cell] = found.get(cell, 0) + 1
+        return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
+
+
+LIMITS = {"ROWS": 6, "TESTS": 4, "PRODUCT": 30, "GRID": 60, "SPARSE": 9, "MOST_CUTS": 5, "LEAST_TESTS": 4}
+"""Small ones, so that every way of counting is taken, and cut."""
+
+
+@given(wheres(), st.fixed_dictionaries({name: st.integers(1, most) for name, most in LIMITS.items()}), st.data())
+@settings(max_examples=300, deadline=None)
+def test_counts_do_not_depend_on_how_they_are_counted(tally, limits, data):
+    """By ranks or row by row, by the rows or by marginals over ranks, in pieces of any size."""
     rows = np.array(data.draw(rows_over(tally.sizes)), np.int32).reshape(-1, len(tally.sizes))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    grouping = Grouping(rows, cuts)
+    grouping.sizes = tally.sizes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ROWS", rows_at_once)
-        patch.setattr(module, "TESTS", tests_at_once)
-        found = where_counts(tally, np.split(rows, cuts))
-    assert found.tolist() == by_hand(tally, rows).tolist()
+        for name, limit in limits.items():
+            patch.setattr(module, name, limit)
+        found = [where_counts(tally, each) for each in (Batches(rows, cuts), grouping)]
+    exact = by_hand(tally, rows).tolist()
+    assert [each.tolist() for each in found] == [exact, exact]
+    assert (grouping.read == 1) is (grouping.asked == 0)
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Records how tests are counted."""
+    taken = []
+
+    def recording(name):
+        inner = getattr(module, name)
+
+        def run(tally, *rest):
+            taken.append((name, tally.tests))
+            return inner(tally, *rest)
+
+        return run
+
+    for name in ("requested", "histogram", "compared"):
+        monkeypatch.setattr(module, name, recording(name))
+    return taken
+
+
+def test_the_cheapest_way_is_taken(ways):
+    """Few cells: the marginal over ranks. Many: row by row. A source that groups is asked, unless for little."""
+    random = np.random.default_rng(5)
+    sizes = (3, 90_000, 90_000, 90_000)
+    rows = np.stack([random.integers(0, size, 50) for size in sizes], axis=1)
+    plain, grouping = Batches(rows), Grouping(rows)
+    grouping.sizes = sizes
+
+    def taken(numbers, tests, where):
+        bounds = random.integers(0, 90_000, (tests, numbers))
+        tally = Where(sizes, (0,), (1, 2, 3)[:numbers], (90_000,) * numbers, bounds)
+        ways.clear()
+        assert where_counts(tally, where).tolist() == by_hand(tally, rows).tolist()
+        return list(ways)
+
+    assert taken(1, 3000, plain) == [("histogram", 3000)]
+    assert taken(2, 40, plain) == [("histogram", 40)]
+    assert taken(2, 2000, plain) == [("compared", 2000)]
+    assert taken(3, 40, plain) == [("compared", 40)]
+    assert taken(3, 40, grouping) == [("requested", 40)]
+    assert [name for name, _ in taken(2, 2000, grouping)] == ["requested"] * 2
+    assert taken(3, 400, grouping) == [("compared", 400)]
+
+
+def test_more_bounds_than_two_bytes_tell_apart():
+    """Ranks from 65,534 to 65,536, and one beyond, are told apart."""
+    sizes, tests = (70_000,), np.arange(1, 65_538)[:, None]
+    rows = np.arange(65_530, 65_545, dtype=np.int32)[:, None]
+    for some in (tests[:65_535], tests[:65_536], tests):
+        tally = Where(sizes, (), (0,), (69_999,), some)
+        ranks = module.ranks_of(tally)
+        expected = np.clip(some - 65_529, 0, 15).tolist()
+        assert module.compared(tally, [rows], ranks).tolist() == expected
+        assert module.gathered(module.histogram(tally, ranks, [rows]), ranks.places).tolist() == expected
 
 
 def test_the_real_borders_of_rows_and_tests():
     random = np.random.default_rng(3)
     rows = np.stack([random.integers(0, size, module.ROWS + 3) for size in SIZES], axis=1)
-    bounds = random.integers(-1, 7, (module.TESTS + 2, 2))
-    tally = Where(SIZES, (2,), (1, 3), (7, 5), bounds)
-    whole = where_counts(tally, [rows.astype(np.int32)]).reshape(-1, 2)
+    weights, bounds = random.integers(-5, 6, (module.TESTS + 2, 2)), random.integers(-9, 20, module.TESTS + 2)
+    tally = Where(SIZES, (2,), (1, 3), (7, 5), bounds, weights)
+    whole = where_counts(tally, Batches(rows)).reshape(-1, 2)
     for test in (0, module.TESTS - 1, module.TESTS, module.TESTS + 1):
-        one = replace(tally, bounds=bounds[[test]])
+        one = tally.taken(slice(test, test + 1))
         assert whole[test].tolist() == by_hand(one, rows).tolist()
 
 

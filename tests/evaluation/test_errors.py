@@ -17,6 +17,7 @@ from anamorph.evaluation.errors import Counted, Errors, compare, dense_errors, m
 from anamorph.evaluation.scoring import score
 from anamorph.models.answers import Zero
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.bands import Banded
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload
@@ -51,6 +52,22 @@ def test_the_errors_of_rows_are_their_definitions():
     assert found.queries == 20
     assert found.max_error == pytest.approx(np.max(np.concatenate(wrong)))
     assert found.mean_error == pytest.approx(np.mean(np.concatenate(wrong)))
+    assert found.tv == pytest.approx(np.mean([w.sum() / 2 for w in wrong]))
+
+
+def test_marginals_of_bands_have_a_total_variation():
+    """They are the marginals of columns whose codes are the bands."""
+    (truth, real), (made, synthetic) = rows(70), rows(31)
+    bands = Workload((Banded(SIZES, ((0, 1), (1, 2)), ((), (1, 3), ())),))
+    wrong = []
+    for features in ((0, 1), (1, 2)):
+        shape = [SIZES[f] for f in features]
+        dense = (fractions(real, features) - fractions(synthetic, features)).reshape(shape)
+        wrong.append(np.abs(np.add.reduceat(dense, [0, 1, 3], axis=features.index(1))))
+    (found,) = row_errors(truth, made, bands)
+    assert (found.queries, found.blocks) == (9 + 6, 2)
+    assert found.mean_error == pytest.approx(sum(w.sum() for w in wrong) / 15)
+    assert found.max_error == pytest.approx(max(w.max() for w in wrong))
     assert found.tv == pytest.approx(np.mean([w.sum() / 2 for w in wrong]))
 
 

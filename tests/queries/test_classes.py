@@ -12,6 +12,7 @@ from anamorph.curator.where import Where
 from anamorph.errors import WorkloadError
 from anamorph.models.mixed import Columns, MixedRows
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.queries.bands import Banded
 from anamorph.queries.custom import Custom, custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested as NumberTests
@@ -74,7 +75,13 @@ TESTED = {
     "mixed, none given": lambda: NumberTests(Where(SIZES, (), (3,), LIMITED[1:], PAIRS[:, 1:])),
     "halfspaces": lambda: NumberTests(Where(SIZES, (1,), (2, 3), LIMITED, OFFSETS, SLOPES)),
 }
-TABLE = WHOLE_BLOCKS | SINGLE | CHOSEN | TESTED
+CUT = {
+    "bands": lambda: Banded(SIZES, ((1,), (0, 2), (3, 1, 2), (3,)), ((), (), (1, 3), (2, 4))),
+    "bands of codes": lambda: Banded(SIZES, SETS, ((), (), (1, 2, 3), (1, 2, 3, 4))),
+}
+TABLE = WHOLE_BLOCKS | SINGLE | CHOSEN | TESTED | CUT
+UNCUT = NumberTests | Banded
+"""Those whose blocks are counted whole."""
 LIMITS = (1, 3, 7, 20, 10**6)
 
 
@@ -117,7 +124,7 @@ def test_a_piece_is_within_the_limit_and_of_the_closed_set(queries, limit):
     for piece in queries.pieces(limit):
         check_tally(piece.tally, SIZES)
         # A function is evaluated once for all of its values, whatever the limit; a test is not cut.
-        whole = isinstance(queries, Custom) or (isinstance(queries, NumberTests) and piece.blocks == 1)
+        whole = isinstance(queries, Custom) or (isinstance(queries, UNCUT) and piece.blocks == 1)
         assert piece.tally.cells <= limit or whole
 
 
@@ -134,7 +141,7 @@ def test_take_of_take_composes(queries):
 
 
 def test_by_cell_makes_each_query_a_block_once(queries):
-    if isinstance(queries, NumberTests):
+    if isinstance(queries, UNCUT):
         with pytest.raises(WorkloadError, match="must be taken in whole blocks"):
             queries.by_cell()
         return
@@ -155,7 +162,7 @@ def test_what_is_measured_is_measured_as_it_is(queries):
 
 @pytest.mark.parametrize("limit", [7, WHOLE])
 def test_rows_and_the_relaxed_rows_that_are_one_hot_answer_alike(queries, limit):
-    model = NUMBERED if isinstance(queries, NumberTests) else ONE_HOT
+    model = NUMBERED if isinstance(queries, UNCUT) else ONE_HOT
     for piece in queries.pieces(limit):
         exact = count(piece.tally, SOURCE) / 2.0 ** grid(piece.tally) / N
         np.testing.assert_allclose(model.answer(piece.tally), exact, atol=2e-6)
@@ -167,7 +174,7 @@ def test_the_digest_is_of_the_queries_and_their_order(request, queries):
     assert whole.digest == Workload((made(),), "another text", limit=3).digest
     others = [Workload((queries, queries))]
     others += [whole.take([0]), whole.take(range(queries.blocks)[::-1])] if queries.blocks > 1 else []
-    others += [whole.by_cell()] if queries.largest_block > 1 and not isinstance(queries, NumberTests) else []
+    others += [whole.by_cell()] if queries.largest_block > 1 and not isinstance(queries, UNCUT) else []
     assert len({whole.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 

@@ -194,7 +194,7 @@ def test_faulty_functions_are_refused_in_words(module_of_mine, text, words):
         ("thresholds:r=2,of=a+b,k=2", "of must stand without k, count, seed and target"),
         ("thresholds:k=2,r=2;marginals:of=b+a", "block a x b must be listed once"),
         ("thresholds:k=2,r=1;thresholds:of=a+b,r=1", "block a x b must be listed once"),
-        ("thresholds:k=2,r=1;", "must begin with one of marginals, thresholds, mixed, halfspaces, custom"),
+        ("thresholds:k=2,r=1;", "must begin with one of marginals, thresholds, bands, mixed, halfspaces, custom"),
         *((f"marginals:k=2,weight={text}", f"weight ({text!r}) must be a number from 1e-6 to 1e6") for text in WEIGHTS),
         ("marginals:k=2,weight=1,weight=1", "weight must be given once"),
     ],

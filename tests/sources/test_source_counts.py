@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anamorph.columns import Categorical, Codes
+from anamorph.curator import where as where_module
+from anamorph.curator.where import Where, where_counts
 from anamorph.errors import DataError, ParameterError, ResourceError, WorkloadError
 from anamorph.schema import Schema
 from anamorph.sources import Source, TableSource, encode, open_source, sql
@@ -61,6 +63,61 @@ def test_brute_force(data):
                 assert cells.dtype == counts.dtype == np.int64
                 assert cells.tolist() == sorted(brute)
                 assert counts.tolist() == [brute[cell] for cell in sorted(brute)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_marginals_over_ranks_by_brute_force(data):
+    """Also with cuts that no code or every code exceeds, and with no rows; by halves, by joins, or by both."""
+    sizes = data.draw(st.lists(st.sampled_from([2, 7, 256, 257, 70_000]), min_size=2, max_size=4))
+    rows = data.draw(st.integers(0, 40))
+    codes = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, np.minimum(sizes, 9), (rows, len(sizes)))
+    codes[: rows // 4] = np.asarray(sizes) - 1
+    order = data.draw(st.permutations(range(len(sizes))))
+    split = data.draw(st.integers(1, len(sizes)))
+    numbers, columns = order[:split], tuple(order[split:])
+    cuts = {i: np.array(sorted(data.draw(st.sets(st.integers(-1, 10), min_size=1)))) for i in numbers}
+    brute: dict[int, int] = {}
+    for row in codes.tolist():
+        position = 0
+        for i in columns:
+            position = position * sizes[i] + row[i]
+        ranks = [sum(int(cut < row[i]) for cut in each) for i, each in cuts.items()]
+        for rank, each in zip(ranks, cuts.values(), strict=True):
+            position = position * len(each) + rank
+        if all(rank < len(each) for rank, each in zip(ranks, cuts.values(), strict=True)):
+            brute[position] = brute.get(position, 0) + 1
+    with pytest.MonkeyPatch.context() as patch, open_source(frame_of(codes), schema_of(*sizes)) as source:
+        patch.setattr(sql, "FEW_CUTS", data.draw(st.sampled_from([0, 3, 128])))
+        cells, counts = source.grouped(columns, cuts)
+    assert cells.dtype == counts.dtype == np.int64
+    assert cells.tolist() == sorted(brute)
+    assert counts.tolist() == [brute[cell] for cell in sorted(brute)]
+
+
+@pytest.mark.parametrize(("given_", "numbers"), [((0,), (1, 3)), ((), (3,)), ((2, 0), (1,)), ((0,), (3, 1, 2))])
+def test_prefixes_are_counted_inside_the_engine(given_, numbers, monkeypatch):
+    """As many as several statements need; and no row comes out."""
+    sizes, limits = (3, 5000, 2, 300), (3, 4999, 2, 250)
+    random = np.random.default_rng(len(numbers))
+    codes = np.stack([random.integers(0, size, 700) for size in sizes], axis=1)
+    bounds = np.stack([random.integers(-1, limits[i] + 9, 90) for i in numbers], axis=1)
+    tally = Where(sizes, given_, numbers, tuple(limits[i] for i in numbers), bounds)
+    expected = where_counts(tally, Table(codes.astype(np.int32), sizes))
+    assert expected.any()
+    monkeypatch.setattr(engine_module.EngineSource, "batches", None)
+    monkeypatch.setattr(where_module, "LEAST_TESTS", 1)
+    for most in (7, 1 << 14):
+        monkeypatch.setattr(where_module, "MOST_CUTS", most)
+        with open_source(frame_of(codes), schema_of(*sizes)) as source:
+            assert where_counts(tally, source).tolist() == expected.tolist()
+
+
+def test_marginals_over_ranks_of_absent_columns_are_refused(refused):
+    with open_source(frame_of(np.zeros((3, 2), int)), schema_of(2, 9)) as source:
+        for columns, number in (((2,), 0), ((0,), 2), ((0,), -1)):
+            cuts = {number: np.array([0])}
+            refused(WorkloadError, lambda c=columns, n=cuts: source.grouped(c, n), "must name distinct columns")
 
 
 def test_many_marginals_in_small_statements(monkeypatch):

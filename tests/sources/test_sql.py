@@ -8,7 +8,8 @@ from sqlglot import exp
 
 from anamorph.columns import Categorical, Codes, Numeric
 from anamorph.schema import Schema
-from anamorph.sources.sql import Stored, check_sets, count_statement, encode_statement, lookup
+from anamorph.sources import sql
+from anamorph.sources.sql import Stored, check_sets, count_statement, encode_statement, group_statement, lookup
 
 SCHEMA = Schema(
     (
@@ -52,6 +53,23 @@ def test_lookups():
     assert lookup(column, Stored.REAL) == {7.0: 1, 2.5: 2, 8.0: 4}
     assert lookup(column, Stored.TRUTH) == {"true": 3}
     assert lookup(column, Stored.TEXT)["7.0"] == 1
+
+
+@pytest.mark.parametrize("dialect", ["duckdb", "postgres", "spark"])
+@pytest.mark.parametrize("few", [0, 1, 4])
+def test_counting_by_ranks_is_plain_sql(dialect, few, monkeypatch):
+    """Ranks among few cuts are searched by halves, those among many come by a join."""
+    monkeypatch.setattr(sql, "FEW_CUTS", few)
+    text = group_statement((0, 2), {1: [-1, 2, 4], 3: [7]}, (3, 9, 300, 8))
+    (parsed,) = sqlglot.parse(text, dialect=dialect)
+    assert isinstance(parsed, exp.Select)
+    assert [column.alias for column in parsed.selects] == ["cell", "number"]
+    assert {table.name for table in parsed.find_all(exp.Table)} == {"encoded"}
+    assert not list(parsed.find_all(exp.Anonymous))
+    first = "r1.place" if few < 3 else "CASE WHEN f1 <= 2 THEN CASE WHEN f1 <= -1 THEN 0 ELSE 1 END ELSE 2 END"
+    assert f"(((CAST(f0 AS BIGINT)) * 300 + f2) * 3 + {first}) * 1 + {'0' if few else 'r3.place'} AS cell" in text
+    assert ("(VALUES (0), (3), (5)) AS cuts(code)" in text) is (few < 3)
+    assert ("f1 <= 4 AND f3 <= 7" in text, "WHERE f3 <= 7 GROUP" in text) == (few == 4, few == 1)
 
 
 def test_counting_is_plain_sql():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.bands import Bands, band_counts
 from anamorph.curator.rowwise import Rowwise, sums
 from anamorph.curator.tallies import Counts, Tally
 from anamorph.curator.where import Where, where_counts
@@ -26,6 +27,7 @@ class Cache:
         self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._functions: dict[Rowwise, NDArray[np.int64]] = {}
         self._tested: dict[tuple[object, ...], NDArray[np.int64]] = {}
+        self._banded: dict[Bands, NDArray[np.int64]] = {}
         self._bytes = 0
 
     def prepare(self, tallies: Sequence[Tally]) -> None:
@@ -50,11 +52,21 @@ class Cache:
         keys = list(tally.identities())
         if all(key in self._tested for key in keys):
             return np.concatenate([self._tested[key] for key in keys])
-        found = where_counts(tally, self._source.batches()).reshape(tally.tests, -1)
+        found = where_counts(tally, self._source).reshape(tally.tests, -1)
         if self._bytes <= CACHE_BYTES:
             self._tested.update(zip(keys, found, strict=True))
             self._bytes += found.nbytes + KEY_BYTES * tally.tests
         return found.ravel()
+
+    def banded(self, tally: Bands) -> NDArray[np.int64]:
+        """Returns the counts of a marginal of bands, counted once as far as they fit."""
+        if tally in self._banded:
+            return self._banded[tally]
+        found = band_counts(tally, self._source)
+        if self._bytes <= CACHE_BYTES:
+            self._banded[tally] = found
+            self._bytes += found.nbytes
+        return found
 
     def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yields the non-empty cells of each marginal and their counts."""

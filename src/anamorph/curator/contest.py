@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +23,21 @@ from anamorph.curator.coarse import threshold_strata
 from anamorph.curator.estimates import Estimate, Integers, RelaxedTable, Support
 from anamorph.curator.lottery import lottery
 from anamorph.curator.noise import Bits
-from anamorph.curator.residuals import Residual
 from anamorph.curator.rowwise import RowFunction
 from anamorph.curator.scores import GRID, errors, times
-from anamorph.curator.tallies import AtLeast, Counts, GroupBy, Tally, Tests, count, grid, marginal_cells
-from anamorph.curator.where import Where
+from anamorph.curator.tallies import (
+    AtLeast,
+    Counts,
+    GroupBy,
+    Settled,
+    Special,
+    Tally,
+    Tests,
+    count,
+    grid,
+    marginal_cells,
+)
 from anamorph.errors import ParameterError
-
-if TYPE_CHECKING:
-    from anamorph.queries.piece import Piece
 
 FINEST = 1 << 30
 """How much bounds are tightened at most."""
@@ -153,7 +158,7 @@ class Comparison:
     scale: float
     prior: Prior | None = None
 
-    def contests(self, pieces: Sequence[Piece], shares: Sequence[int]) -> Iterator[Contest]:
+    def contests(self, pieces: Sequence[Settled], shares: Sequence[int]) -> Iterator[Contest]:
         """Yields the contest of each piece of single queries; its scores are errors times its share."""
         blocks = [block_of(piece.tally) for piece in pieces]
         known = [marginal_cells(sizes, features) for sizes, features, _ in filter(None, blocks)]
@@ -195,7 +200,7 @@ class Comparison:
                 raise ParameterError("estimate must hold the answers of the workload's functions")
             found = functions[tally.function]
             return found if tally.chosen is None else found[tally.chosen]
-        if isinstance(tally, Residual | Where):
+        if isinstance(tally, Special):
             raise ParameterError("residuals and tests of numbers must not be selected against a table")
         if isinstance(tally, Tests):
             values = np.empty(tally.cells)

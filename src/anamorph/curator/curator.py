@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anamorph.curator.bands import Bands
 from anamorph.curator.budget import Budget, Relation, gaussian_sigma, gumbel_scale, round_up
 from anamorph.curator.cache import Cache
 from anamorph.curator.candidates import Prior
 from anamorph.curator.contest import Comparison, Pool
+from anamorph.curator.cosines import Cosines
 from anamorph.curator.estimates import Estimate, RelaxedTable, RowTable
 from anamorph.curator.ledger import Ledger, Run
 from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
@@ -30,11 +31,13 @@ from anamorph.curator.tallies import (
     WHOLE,
     Counts,
     GroupBy,
+    Settled,
     Tally,
     check_tally,
     copied,
     count,
     grid,
+    marginal_cells,
     numbers_asked,
     scale,
     squared_sensitivity,
@@ -51,6 +54,9 @@ if TYPE_CHECKING:
 
 LARGEST_ANSWER = 100_000_000
 """The most numbers of one measurement: what a ledger can store as one record."""
+
+MOST_CELLS = 1 << 63
+"""What the cells of a marginal are fewer than: sources refuse more, and that would be after the charge."""
 
 LARGEST_SCALE = 2.0**60
 """The largest scale of the noise of a selection against a table, in grid units."""
@@ -225,6 +231,7 @@ class Curator:
             raise WorkloadError("prior must come with single queries and a table as the estimate")
         if table:
             check_table(estimate, prior, pieces, self.schema.sizes)
+            estimate = own_table(estimate)
         if offset is not None and table:
             raise WorkloadError("offset must come with arrays as the estimate, not with a table")
         streamed = [] if table else [settled(piece) for piece in workload.pieces()]
@@ -232,6 +239,8 @@ class Curator:
             check_tally(piece.tally, self.schema.sizes)
         check_selectable((*pieces, *streamed), table)
         check_blocks(streamed, score)
+        check_cut(pieces if table else streamed, pieces)
+        score = type(score)()  # one of its own: it is told of errors
         if excluded.size and not (excluded[0] >= 0 and excluded[-1] < workload.blocks):
             raise WorkloadError(f"exclude must be ids from 0 to {workload.blocks - 1}")
         if not 1 <= k <= workload.blocks - excluded.size:
@@ -258,11 +267,13 @@ class Curator:
             self._run.store(answer.tobytes())
         return answer
 
-    def _pieces(self, workload: Workload) -> list[Piece]:
+    def _pieces(self, workload: Workload) -> list[Settled]:
         """Returns the pieces of a workload, after checking each: what a query class says is not believed."""
         pieces, following, cells = [settled(piece) for piece in workload.pieces(WHOLE)], 0, 0
         for piece in pieces:
             check_tally(piece.tally, self.schema.sizes)
+            if any(marginal_cells(self.schema.sizes, features) >= MOST_CELLS for features in piece.tally.sets):
+                raise WorkloadError("a marginal must have fewer than 2^63 cells: take fewer columns")
             if type(piece.weight) is not Fraction or not piece.weight > 0:
                 raise WorkloadError("a piece must have a Fraction above 0 as its weight")
             if piece.first != following or piece.blocks not in divisions(piece.tally):
@@ -276,7 +287,7 @@ class Curator:
 
     def _scores(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Settled],
         estimate: Iterable[NDArray[np.floating]],
         score: Score,
         excluded: NDArray[np.int64],
@@ -314,7 +325,8 @@ class Curator:
         """Charges a step; returns its stored answer where a resumed run was charged for it before."""
         if not 0 < rho < float("inf"):
             raise ParameterError(f"rho ({rho!r}) must be a finite number above 0")
-        digest = hashlib.sha256(repr((kind, rho, self.neighbours, *request)).encode()).hexdigest()
+        encoding = self.schema.knots.items()  # the part of it that the account does not fix
+        digest = hashlib.sha256(repr((kind, rho, self.neighbours, *request, *encoding)).encode()).hexdigest()
         stored = self._run.charge(kind=kind, rho=rho, what=what, digest=digest)
         self._spends += (Spend(kind, rho, what),)
         return None if stored is None else np.frombuffer(stored, np.int64)
@@ -341,7 +353,7 @@ def check_request(schema: Schema, neighbours: str) -> None:
         )
 
 
-def check_table(estimate: object, prior: object, pieces: Iterable[Piece], sizes: tuple[int, ...]) -> None:
+def check_table(estimate: object, prior: object, pieces: Iterable[Settled], sizes: tuple[int, ...]) -> None:
     """Refuses a table over other columns, and foreign types: which cells are asked of a table is private."""
     if type(estimate) not in (RowTable, RelaxedTable) or type(prior) not in (Prior, type(None)):
         raise ParameterError("estimate must be a RowTable or a RelaxedTable, and prior a Prior")
@@ -357,6 +369,14 @@ def check_table(estimate: object, prior: object, pieces: Iterable[Piece], sizes:
         prior.check(sizes)
 
 
+def own_table(estimate: Estimate) -> Estimate:
+    """Returns a table with nothing but the fields of the one that was checked: which cells it is asked is private."""
+    if isinstance(estimate, RelaxedTable):
+        return RelaxedTable(estimate.sizes, estimate.lines, estimate.weights, estimate.functions)
+    rows = estimate.source
+    return RowTable(Table(rows.codes, rows.sizes) if isinstance(rows, Table) else rows, estimate.rows)
+
+
 def is_encoded(rows: object, sizes: tuple[int, ...], count: int) -> bool:
     """Returns whether rows are a Table with codes of these columns; other objects might tell when they are asked."""
     if type(rows) is not Table or type(rows.codes) is not np.ndarray or rows.sizes != sizes or rows.rows != count:
@@ -364,15 +384,17 @@ def is_encoded(rows: object, sizes: tuple[int, ...], count: int) -> bool:
     return not count or bool(np.all((rows.codes >= 0) & (rows.codes < np.array(sizes))))
 
 
-def check_selectable(pieces: Iterable[Piece], table: bool) -> None:
+def check_selectable(pieces: Iterable[Settled], table: bool) -> None:
     """Refuses tallies that have no scores, or none against a table."""
     if any(isinstance(piece.tally, Residual) for piece in pieces):
         raise WorkloadError("residuals must be measured: they cannot be selected")
-    if table and any(isinstance(piece.tally, Where) for piece in pieces):
-        raise WorkloadError("estimate must be arrays, not a table, where tests of numbers are selected")
+    if any(isinstance(piece.tally, Cosines) for piece in pieces):
+        raise WorkloadError("embeddings must be measured: they cannot be selected")
+    if table and any(isinstance(piece.tally, Where | Bands) for piece in pieces):
+        raise WorkloadError("estimate must be arrays, not a table, where numbers are tested or cut into bands")
 
 
-def check_blocks(pieces: Iterable[Piece], score: Score) -> None:
+def check_blocks(pieces: Iterable[Settled], score: Score) -> None:
     """Refuses what the sensitivity of a score does not cover.
 
     Ids run through the pieces without a gap; a piece is of single cells, each a block, of tests, each a block, or of
@@ -398,10 +420,22 @@ def check_blocks(pieces: Iterable[Piece], score: Score) -> None:
         several = len(tallies) > 1 or tallies[0].cells > 1
         if several and type(score) is AbsoluteError:
             raise WorkloadError("a block of several queries must be selected by L1Error or MaxError")
-        if several and type(score) is L1Error and not all(isinstance(tally, GroupBy | Where) for tally in tallies):
+        if (
+            several
+            and type(score) is L1Error
+            and not all(isinstance(tally, GroupBy | Where | Bands) for tally in tallies)
+        ):
             raise WorkloadError("a block of several queries that is not a marginal must be selected by MaxError")
         if several and len(numbers_asked(tallies, [Fraction(1)] * len(tallies))) > 1:
             raise WorkloadError("a block must be of one marginal, one threshold, one function or one test")
+
+
+def check_cut(streamed: Iterable[Settled], pieces: Iterable[Settled]) -> None:
+    """Refuses pieces of another number of blocks, or of other weights, than those that cut no block."""
+    ends = [max((piece.first + piece.blocks for piece in some), default=0) for some in (streamed, pieces)]
+    weights = [{piece.weight for piece in some} for some in (streamed, pieces)]
+    if ends[0] != ends[1] or weights[0] != weights[1]:
+        raise WorkloadError("a workload must have the same blocks and weights however it is cut into pieces")
 
 
 def divisions(tally: Tally) -> tuple[int, ...]:
@@ -417,9 +451,9 @@ def relative(weights: Iterable[Fraction]) -> dict[Fraction, int]:
     return {weight: max(1, round(weight / distinct[-1] * FINEST)) for weight in distinct}
 
 
-def settled(piece: Piece) -> Piece:
+def settled(piece: Piece) -> Settled:
     """Returns a piece with numbers of its own: what is checked is what is counted, whatever is done to it later."""
-    return replace(piece, tally=copied(piece.tally))
+    return Settled(copied(piece.tally), int(piece.first), int(piece.blocks), piece.weight)
 
 
 def without(scores: NDArray[np.int64], first: int, excluded: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -429,7 +463,7 @@ def without(scores: NDArray[np.int64], first: int, excluded: NDArray[np.int64]) 
     return scores
 
 
-def advantages(pieces: Iterable[Piece], shares: Mapping[Fraction, int], offset: Sequence[float]) -> NDArray[np.int64]:
+def advantages(pieces: Iterable[Settled], shares: Mapping[Fraction, int], offset: Sequence[float]) -> NDArray[np.int64]:
     """Returns what is added to the score of each block, in grid units: the largest weighted offset less its own.
 
     To subtract the offsets would be the same selection; this way no score is negative.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 MOST_CELLS = 1 << 23
 """The most cells of one residual."""
 
-MOST_ROWS = 1 << 38
-"""The most rows that a cell counts: times MOST_CELLS they are below 2^62."""
+LARGEST = 1 << 62
+"""What no number exceeds on the way."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class Residual:
         return self.cells
 
     @property
+    def most(self) -> int:
+        """The most rows that a cell counts: an axis of size m makes numbers larger by a factor of 2 (m - 1) at most."""
+        return LARGEST // math.prod(2 * (size - 1) for size in self.shape)
+
+    @property
     def sets(self) -> tuple[tuple[int, ...], ...]:
         """The feature sets to group by."""
         return (self.features,)
@@ -75,7 +80,7 @@ class Residual:
 
     def centred(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the numbers of the residual from the cells of the marginal."""
-        numbers = np.minimum(counts, MOST_ROWS).reshape(self.shape)
+        numbers = np.minimum(counts, self.most).reshape(self.shape)
         for axis, size in enumerate(self.shape):
             numbers = size * numbers - numbers.sum(axis=axis, keepdims=True)
         return numbers.ravel()

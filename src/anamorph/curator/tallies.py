@@ -9,11 +9,13 @@ answers the same tallies on its own rows. The sensitivity of a tally follows fro
 - `RowFunction` (rowwise.py): a function of one row, with values in [0, 1].
 - `Residual` (residuals.py): a marginal, centred along every axis.
 - `Where` (where.py): the cells of a marginal, for the rows whose numbers pass a test; each test is a block.
+- `Bands` (bands.py): a marginal in which neighbouring codes are counted together.
+- `Cosines` (cosines.py): random Fourier features of numbers, for each cell of a marginal: one block.
 
 A row adds 1 to at most h of the cells of one block, h = 1 for a marginal (see `held`). One row added or removed
 changes at most h numbers by 1, one row replaced at most 2 h; so c numbers of one block contribute min(c, h) or
-min(c, 2 h) to the squared L2 sensitivity, and blocks add up. Values of a function contribute 1 each, a residual what
-residuals.py says.
+min(c, 2 h) to the squared L2 sensitivity, and blocks add up. Values of a function contribute 1 each, residuals and
+cosines what residuals.py and cosines.py say.
 
 A new query class needs no privacy review; a new tally does.
 """
@@ -25,11 +27,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.curator.bands import Bands, band_counts, is_bands
+from anamorph.curator.cosines import Cosines, cosine_sums, is_cosines, squared_length
 from anamorph.curator.residuals import MOST_CELLS, Residual
 from anamorph.curator.rowwise import RowFunction, Rowwise, sums
 from anamorph.curator.scores import GRID
@@ -175,23 +179,43 @@ def codes_of(sizes: tuple[int, ...], features: tuple[int, ...], positions: NDArr
     return np.stack(np.unravel_index(positions, shape), axis=1)
 
 
-Tally = GroupBy | AtLeast | Tests | RowFunction | Residual | Where
+Special = Residual | Where | Bands | Cosines
+"""The tallies that only some models answer."""
+
+Tally = GroupBy | AtLeast | Tests | RowFunction | Special
 
 
 class Test(NamedTuple):
-    """A test of numbers, and the marginal of those that pass it."""
+    """A test of numbers with the marginal of those that pass it, or a marginal of bands."""
 
     key: tuple[object, ...]
 
 
-Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise | Residual | Test
-"""What numbers of several tallies may share: (sizes, features, how many must agree), a function, a residual, a test."""
+class Circles(NamedTuple):
+    """The cosines and sines of some frequencies."""
+
+    frequencies: int
+    key: tuple[object, ...]
+
+
+class Settled(NamedTuple):
+    """A piece of a workload as a curator has read it, each field once: what is checked is what is counted."""
+
+    tally: Tally
+    first: int
+    blocks: int
+    weight: Fraction
+
+
+Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise | Residual | Test | Circles
+"""What numbers of several tallies may share: (sizes, features, how many must agree), a function, or one of the rest."""
 
 
 class Counts(Protocol):
     """What a tally needs of a source of rows.
 
     For marginals, their non-empty cells, positions ascending, and counts; for functions, the encoded rows in batches.
+    It may have `grouped` too, for marginals over ranks of numbers: see where.py and bands.py.
     """
 
     def counts(self, sets: tuple[tuple[int, ...], ...]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]: ...
@@ -206,11 +230,8 @@ def count(tally: Tally, source: Counts) -> NDArray[np.int64]:
         return whole if tally.chosen is None else whole[tally.chosen]
     if isinstance(tally, AtLeast):
         return tally.broadcast(lambda part: count(part, source), np.int64)
-    if isinstance(tally, Residual):
-        return tally.centred(count(GroupBy(tally.sizes, tally.features, 0, tally.shape[0]), source))
-    if isinstance(tally, Where):
-        known = getattr(source, "tested", None)  # one that has counted the tests before
-        return known(tally) if known else where_counts(tally, source.batches())
+    if isinstance(tally, Special):
+        return special(tally, source)
     numbers = np.zeros(tally.cells, np.int64)
     for index, (cells, counts) in enumerate(source.counts(tally.sets)):
         if isinstance(tally, GroupBy):
@@ -225,6 +246,19 @@ def count(tally: Tally, source: Counts) -> NDArray[np.int64]:
     return numbers
 
 
+def special(tally: Special, source: Counts) -> NDArray[np.int64]:
+    """Returns the exact numbers of a tally that is neither of cells nor of functions."""
+    if isinstance(tally, Residual):
+        return tally.centred(count(GroupBy(tally.sizes, tally.features, 0, tally.shape[0]), source))
+    if isinstance(tally, Where):
+        known = getattr(source, "tested", None)  # one that has counted the tests before
+        return known(tally) if known else where_counts(tally, source)
+    if isinstance(tally, Bands):
+        kept = getattr(source, "banded", None)
+        return kept(tally) if kept else band_counts(tally, source)
+    return cosine_sums(tally, source.batches())
+
+
 def grid(tally: Tally) -> int:
     """Returns the binary digits after the point of a tally's numbers."""
     return GRID if isinstance(tally, RowFunction) else 0
@@ -232,7 +266,7 @@ def grid(tally: Tally) -> int:
 
 def scale(tally: Tally) -> int:
     """Returns one over the unit of a tally's numbers."""
-    return tally.scale if isinstance(tally, Residual) else 1 << grid(tally)
+    return tally.scale if isinstance(tally, Residual | Cosines) else 1 << grid(tally)
 
 
 def agreeing(
@@ -264,7 +298,8 @@ def squared_sensitivity(
 ) -> Fraction:
     """Returns the square of the joint L2 sensitivity of tallies, each scaled by the root of its weight, in counts.
 
-    The sum over blocks of weight * min(numbers asked, h or 2 h), or what a residual adds: see the head of this module.
+    The sum over blocks of weight * min(numbers asked, h or 2 h), or what residuals and cosines add: see the head of
+    this module.
     It holds only if no number is asked twice of one block, so that is refused.
     """
     found = numbers_asked(tallies, weights or [Fraction(1)] * len(tallies)).items()
@@ -275,6 +310,8 @@ def moved(block: Block, asked: int, relation: Relation) -> Fraction | int:
     """Returns the squared L2 sensitivity of some of the numbers of one block, in counts."""
     if isinstance(block, Residual):
         return block.squared_sensitivity(relation)
+    if isinstance(block, Circles):
+        return squared_length(block.frequencies, relation)
     most = 1 if relation == "add-remove" else 2
     return min(asked, most if isinstance(block, Test) else most * held(block))
 
@@ -320,6 +357,11 @@ def spans_of(tally: Tally) -> Iterator[tuple[Block, tuple[NDArray[np.int64], NDA
     elif isinstance(tally, Where):
         for key in tally.identities():
             yield Test(key), (np.array([0]), np.array([tally.width]))
+    elif isinstance(tally, Bands):
+        key = ("bands", tally.sizes, tally.features, tally.cuts)
+        yield Test(key), (np.array([0]), np.array([tally.cells]))
+    elif isinstance(tally, Cosines):
+        yield Circles(tally.count, tally.identity), (np.array([0]), np.array([tally.cells]))
     elif isinstance(tally, Tests):
         for index, features in enumerate(tally.sets):
             positions = tally.positions[tally.which == index]
@@ -347,6 +389,10 @@ def check_tally(tally: object, sizes: tuple[int, ...]) -> None:
         sound = is_set(tally.features, sizes) and min(tally.shape) > 1 and tally.cells <= MOST_CELLS
     elif type(tally) is Where:
         sound = is_where(tally, sizes)
+    elif type(tally) is Bands:
+        sound = is_bands(tally, sizes)
+    elif type(tally) is Cosines:
+        sound = is_cosines(tally, sizes)
     else:
         sound = False
     if not sound or getattr(tally, "sizes", None) != sizes:
@@ -367,8 +413,9 @@ def copied(tally: Tally) -> Tally:
         least = None if tally.least is None else whole(tally.least)
         which, positions = np.array(tally.which, np.int64), np.array(tally.positions, np.int64)
         return Tests(whole(tally.sizes), sets, which, positions, least)
-    if type(tally) is Residual or type(tally) is Where:
-        return tally.copied()
+    if isinstance(tally, Special) and type(tally) in get_args(Special):
+        kind: Any = type(tally)
+        return kind.copied(tally)  # the method of the class, whatever the object says
     if type(tally) is RowFunction and tally.chosen is not None:
         return RowFunction(whole(tally.sizes), tally.function, np.array(tally.chosen, np.int64))
     return tally

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anamorph import progress
+from anamorph.curator.bands import Bands
 from anamorph.curator.estimates import Estimate, RowTable, Support
 from anamorph.curator.tallies import Counts, GroupBy, count, scale
 from anamorph.evaluation.largest import block_error
@@ -132,7 +133,7 @@ def dense_errors(truth: Rows, answers: Iterable[NDArray[np.floating]], workload:
         exact = count(piece.tally, truth) / scale(piece.tally) / total
         wrong: NDArray[np.float64] = np.abs(exact - guess)
         largest, summed = max(largest, float(wrong.max())), summed + float(wrong.sum())
-    marginals = all(isinstance(piece.tally, GroupBy) and piece.blocks == 1 for piece in workload.pieces(WHOLE))
+    marginals = all(isinstance(piece.tally, GroupBy | Bands) and piece.blocks == 1 for piece in workload.pieces(WHOLE))
     tv = summed / 2 / workload.blocks if marginals else None
     return Errors(workload.cells, largest, summed / workload.cells, tv, workload.blocks)
 

@@ -18,12 +18,14 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anamorph.curator.where import LARGEST_SUM, Where
 from anamorph.errors import WorkloadError
+from anamorph.queries.marginals import MOST_MARGINALS
 from anamorph.queries.piece import Piece
 from anamorph.schema import Schema
 
@@ -91,6 +93,14 @@ def mixed_marginals(schema: Schema, k: int, *, count: int, seed: int, target: st
     such sets in lexicographic order, then for each column of numbers in order a threshold, uniformly from its codes.
     """
     check_count(count)
+    if not 1 <= k <= len(schema.sizes):
+        raise WorkloadError(f"k ({k}) must be from 1 to {len(schema.sizes)}, the number of columns")
+    sets = math.comb(len(schema.sizes), k)
+    if sets > MOST_MARGINALS:
+        raise WorkloadError(
+            f"k ({k}) must leave at most {MOST_MARGINALS} sets of columns to draw from, not {Decimal(sets):.3g}: "
+            "take a smaller one"
+        )
     label = () if target is None else (coded(schema, target),)
     kept = [
         columns

@@ -4,7 +4,8 @@
 `marginals:of=age+sex` one marginal by its columns, `marginals:k=3,target=income` those that hold a column;
 `thresholds:k=4,r=2,count=64,seed=0` are r-of-k thresholds over the same sets. Of native numbers,
 `mixed:k=3,count=1000,seed=0` are random mixed marginals, and `halfspaces:count=1000,target=income,seed=0` random class
-conditional linear thresholds. `custom:module:function` is a class of your own. Several are joined by semicolons, or
+conditional linear thresholds; `bands:k=3,bands=8,target=income` are marginals over sets of all columns, in which
+numbers are cut into 8 bands. `custom:module:function` is a class of your own. Several are joined by semicolons, or
 listed in a YAML file under `workload:`; `weight=2` says that the queries of one matter twice as much as those of
 another.
 """
@@ -16,17 +17,21 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
+from anamorph.columns import Codes
+from anamorph.curator.bands import MOST_CELLS
 from anamorph.errors import WorkloadError, suggestion
+from anamorph.queries.bands import BANDS, Banded, equal_cuts, merged_sizes
 from anamorph.queries.marginals import NATIVE, Marginals, all_marginals, random_marginals, target_marginals
-from anamorph.queries.numbers import halfspaces, mixed_marginals
+from anamorph.queries.numbers import Tested, halfspaces, mixed_marginals
 from anamorph.queries.thresholds import Thresholds
-from anamorph.queries.workload import Queries, Workload
+from anamorph.queries.workload import PIECE_CELLS, Queries, Workload, keys_of
 from anamorph.schema import LARGEST_FILE, Schema, parse
 
-CLASSES = ("marginals", "thresholds", "mixed", "halfspaces", "custom")
+CLASSES = ("marginals", "thresholds", "bands", "mixed", "halfspaces", "custom")
 OPTIONS = {
     "marginals": ("k", "count", "seed", "of", "target", "weight"),
     "thresholds": ("k", "r", "count", "seed", "of", "target", "weight"),
+    "bands": ("k", "bands", "count", "seed", "of", "target", "weight"),
     "mixed": ("k", "count", "seed", "target", "weight"),
     "halfspaces": ("count", "seed", "target", "weight"),
     "custom": ("weight",),
@@ -35,6 +40,8 @@ OPTIONS = {
 LARGEST_BLOCK = (1 << 63) - 1
 """The most cells that one block may have: positions are 64-bit integers."""
 
+LARGEST_TEST = PIECE_CELLS
+"""The most cells that a test of numbers may have: they are counted and answered together, not in pieces."""
 
 LONGEST_WEIGHT = 20
 """The most characters of a weight."""
@@ -89,6 +96,8 @@ def queries(spec: str, schema: Schema) -> tuple[tuple[Queries, ...], Fraction]:
         return (from_spec(function.strip(), schema),), weight
     if name in ("mixed", "halfspaces"):
         return tests_of(name, options, schema, spec), weight
+    if name == "bands":
+        return (bands_of(options, schema, spec),), weight
     least = options.pop("r", None)
     marginals = sets_of(options, schema, spec)
     if name == "marginals":
@@ -112,6 +121,18 @@ def tests_of(name: str, options: dict[str, str], schema: Schema, spec: str) -> t
         raise WorkloadError(f"workload ({spec!r}): target must be one column")
     target = targets[0] if targets else None
     return mixed_marginals(schema, numbers["k"], count=numbers["count"], seed=seed, target=target)
+
+
+def bands_of(options: dict[str, str], schema: Schema, spec: str) -> Queries:
+    """Returns marginals in which native numbers are cut into bands, over sets of all columns."""
+    cuts = equal_cuts(schema, whole_number("bands", options.pop("bands", str(BANDS)), spec))
+    merged = zip(schema.names, merged_sizes(schema.sizes, cuts), strict=True)
+    found = sets_of(options, Schema(tuple(Codes(name=name, values=size) for name, size in merged)), spec)
+    if not any(feature in schema.numbers for features in found.sets for feature in features):
+        return Marginals(schema.sizes, found.sets)
+    for features, cells in zip(found.sets, found.block_cells, strict=True):
+        check_cells(features, cells, MOST_CELLS, schema)
+    return Banded(schema.sizes, found.sets, cuts)
 
 
 def sets_of(options: Mapping[str, str], schema: Schema, spec: str) -> Marginals:
@@ -189,18 +210,32 @@ def named_set(text: str, schema: Schema) -> tuple[int, ...]:
 
 def check_sizes(parts: Iterable[Queries], schema: Schema) -> None:
     """Refuses blocks too large to count, and blocks listed twice."""
-    seen: set[tuple[tuple[int, ...], int]] = set()
+    seen: set[tuple[object, int]] = set()
     for part in parts:
-        if not isinstance(part, Marginals):
+        if isinstance(part, Tested):
+            check_cells(part.tally.given, part.largest_block, LARGEST_TEST, schema)
+        if not isinstance(part, Marginals | Banded):
             continue
-        for features, cells in zip(part.sets, part.block_cells, strict=True):
-            names = " x ".join(schema.names[feature] for feature in features)
-            if cells > LARGEST_BLOCK:
-                raise WorkloadError(
-                    f"block {names} has {Decimal(cells):.3g} cells and must have at most "
-                    f"{Decimal(LARGEST_BLOCK):.3g}: take a smaller k, or fewer bins"
-                )
-            block = features, part.least if isinstance(part, Thresholds) else len(features)
+        cells = part.block_cells if isinstance(part, Marginals) else part.merged.block_cells
+        for features, each, key in zip(part.sets, cells, keys_of(part), strict=True):
+            check_cells(features, each, LARGEST_BLOCK, schema)
+            if isinstance(part, Banded) and key == features:  # a plain marginal, which others may have too
+                continue
+            block = key, part.least if isinstance(part, Thresholds) else len(features)
             if block in seen:
-                raise WorkloadError(f"block {names} must be listed once")
+                raise WorkloadError(f"block {named(features, schema)} must be listed once")
             seen.add(block)
+
+
+def check_cells(features: tuple[int, ...], cells: int, most: int, schema: Schema) -> None:
+    """Refuses a block of too many cells."""
+    if cells > most:
+        raise WorkloadError(
+            f"block {named(features, schema)} has {Decimal(cells):.3g} cells and must have at most "
+            f"{Decimal(most):.3g}: take a smaller k, or fewer bins or bands"
+        )
+
+
+def named(features: tuple[int, ...], schema: Schema) -> str:
+    """Returns a block as people write it."""
+    return " x ".join(schema.names[feature] for feature in features)

@@ -21,8 +21,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anamorph.curator.bands import Bands
 from anamorph.curator.tallies import WHOLE
 from anamorph.errors import WorkloadError
+from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested
 from anamorph.queries.piece import Piece
@@ -144,11 +146,11 @@ class Workload:
         weights = self.weights or (Fraction(1),) * len(self.parts)
         heaviest = sorted(range(len(self.parts)), key=lambda index: -weights[index])
         kept: list[tuple[Queries, Fraction]] = []
-        seen: set[tuple[object, ...]] = set()
+        seen: set[object] = set()
         for index in heaviest:
             part = self.parts[index].measured(order)
-            if isinstance(part, Marginals | Tested):
-                keys = part.sets if isinstance(part, Marginals) else tuple(part.tally.identities())
+            if isinstance(part, Marginals | Tested | Banded):
+                keys = keys_of(part)
                 firsts = {key: i for i, key in reversed(list(enumerate(keys))) if key not in seen}
                 part = part.take(sorted(firsts.values()))
                 seen.update(firsts)
@@ -176,3 +178,16 @@ class Workload:
                 )
                 state.update(field.encode() + plain)
         return state.hexdigest()
+
+
+def keys_of(part: Queries) -> tuple[object, ...]:
+    """Returns what tells each block of a part from all others; a marginal in which nothing is cut is a plain one.
+
+    Of classes whose blocks are not compared there is nothing to tell.
+    """
+    if isinstance(part, Tested):
+        return tuple(part.tally.identities())
+    if isinstance(part, Banded):
+        tallies = map(part.tally, range(part.blocks))
+        return tuple(tally if isinstance(tally, Bands) else tally.features for tally in tallies)
+    return part.sets if isinstance(part, Marginals) else ()

@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +29,7 @@ from anamorph.errors import AnamorphError, DataError, ParameterError, ResourceEr
 from anamorph.schema import Schema
 from anamorph.sources.files import open_file
 from anamorph.sources.rows import Rows, match_columns, refuse_type
-from anamorph.sources.sql import ENCODED, Stored, check_sets, count_statement, encode_statement
+from anamorph.sources.sql import ENCODED, Stored, check_sets, count_statement, encode_statement, group_statement
 from anamorph.table import Table
 
 MEMORY = "50%"
@@ -151,6 +151,23 @@ class EngineSource:
             columns = self._engine.execute(count_statement(sets[start:stop], self.schema.sizes))
             yield from _split(columns, stop - start)
             start = stop
+
+    def grouped(
+        self, given: tuple[int, ...], cuts: Mapping[int, NDArray[np.int64]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the non-empty cells of a marginal over columns and ranks, in order, and their counts.
+
+        Args:
+            given: the columns, which lead.
+            cuts: for each column of numbers its cuts, ascending. The rank of a number is how many of them are below it;
+                rows with a number beyond its last cut are in no cell.
+        """
+        check_sets([given, *((column,) for column in cuts)], self.schema)
+        statement = group_statement(given, {column: each.tolist() for column, each in cuts.items()}, self.schema.sizes)
+        columns = self._engine.execute(statement)
+        cells, counts = (np.asarray(columns[name], np.int64) for name in ("cell", "number"))
+        order = np.argsort(cells)
+        return cells[order], counts[order]
 
     def batches(self) -> Iterator[NDArray[np.int32]]:
         """Yields the encoded rows, in batches."""

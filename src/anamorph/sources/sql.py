@@ -8,7 +8,8 @@ null; the outer one turns that into a code. A category is searched in its list, 
     LEFT JOIN (VALUES ('red', 0), ('green', 1)) AS list0(key, code) ON list0.key = cells.v0 …
 
 It is built of sqlglot expressions, so names and categories of any spelling are quoted, and other dialects can
-follow. Counting is standard SQL over the encoded columns f0, f1, …: it holds no name or text of the user's.
+follow. Counting is standard SQL over the encoded columns f0, f1, …: it holds no name or text of the user's. So is
+counting by ranks, where a number is told apart only by which of some bounds it exceeds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ ENCODED = "encoded"
 
 MOST_CELLS = 2**63
 """A cell's position must fit the engine's 64-bit integers."""
+
+FEW_CUTS = 128
+"""The most cuts of a column among which a rank is searched by halves: up to here that is faster than a join."""
 
 LONGEST_SEARCH, MOST_JOINS = 1024, 16
 TRUTHS = {"false": ("false", "False", "FALSE"), "true": ("true", "True", "TRUE")}
@@ -141,6 +145,46 @@ def count_statement(sets: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> st
     )
 
 
+def group_statement(given: tuple[int, ...], cuts: Mapping[int, Sequence[int]], sizes: Sequence[int]) -> str:
+    """Returns the select that counts a marginal over columns and ranks: (cell, number) for each non-empty cell.
+
+    A rank among few cuts is searched by halves. Among many the ranks of a column come by a join with its codes: a
+    window sums marks over them in order, one for each cut, put where the codes above it begin. Rows beyond the last cut
+    of a column are left out, or find none.
+    """
+    position, joins, within = _position(given, sizes), "", []
+    for column, ordered in cuts.items():
+        few = len(ordered) <= FEW_CUTS
+        rank = _rank(column, ordered[:-1]) if few else f"r{column}.place"
+        position = f"({position}) * {len(ordered)} + {rank}"
+        if few:
+            within.append(f"f{column} <= {ordered[-1]}")
+        else:
+            joins += f" JOIN {_ranks(column, ordered)} AS r{column} ON r{column}.code = f{column}"
+    where = f" WHERE {' AND '.join(within)}" if within else ""
+    return f"SELECT {position} AS cell, COUNT(*) AS number FROM {ENCODED}{joins}{where} GROUP BY 1"  # noqa: S608
+
+
+def _rank(column: int, cuts: Sequence[int], first: int = 0) -> str:
+    """How many cuts are below a code, and `first` more: the middle one says in which half to go on."""
+    if not cuts:
+        return str(first)
+    middle = len(cuts) // 2
+    lower, upper = _rank(column, cuts[:middle], first), _rank(column, cuts[middle + 1 :], first + middle + 1)
+    return f"CASE WHEN f{column} <= {cuts[middle]} THEN {lower} ELSE {upper} END"
+
+
+def _ranks(column: int, cuts: Sequence[int]) -> str:
+    """The rank of each code that is not beyond the last cut: how many cuts are below it."""
+    codes = f"SELECT DISTINCT CAST(f{column} AS BIGINT) AS code, 0 AS mark FROM {ENCODED} WHERE f{column} <= {cuts[-1]}"  # noqa: S608
+    starts = ", ".join(f"({cut + 1})" for cut in cuts)
+    summed = (
+        f"SELECT code, mark, CAST(SUM(mark) OVER (ORDER BY code) AS BIGINT) AS place "  # noqa: S608
+        f"FROM ({codes} UNION ALL SELECT code, 1 AS mark FROM (VALUES {starts}) AS cuts(code)) AS marks"
+    )
+    return f"(SELECT code, place FROM ({summed}) AS summed WHERE mark = 0)"  # noqa: S608
+
+
 def _position(columns: tuple[int, ...], sizes: Sequence[int]) -> str:
     """The C-order position of a row's cell, by Horner's rule."""
     position = "CAST(0 AS BIGINT)" if not columns else f"CAST(f{columns[0]} AS BIGINT)"
@@ -235,7 +279,20 @@ def _forward(column: Numeric, value: Expr) -> Expr:
     if column.transform == "signed-log":
         size = exp.Ln(this=exp.Add(this=_double(1), expression=exp.Abs(this=value)))
         return exp.Mul(this=exp.Sign(this=value.copy()), expression=size)
-    return value
+    return _between_knots(column, value, 0, len(column.places) - 1) if column.transform == "quantile" else value
+
+
+def _between_knots(column: Numeric, value: Expr, first: int, last: int) -> Expr:
+    """The quantile transform of a value between two knots: the pair of neighbours is searched by halves."""
+    low, high = column.places[first], column.places[last]
+    if last - first > 1:
+        middle = (first + last) // 2
+        below = exp.LT(this=value.copy(), expression=_double(column.places[middle]))
+        parts = _between_knots(column, value, first, middle), _between_knots(column, value, middle, last)
+        return exp.case().when(below, parts[0], copy=False).else_(parts[1], copy=False)
+    above = exp.paren(exp.Sub(this=value.copy(), expression=_double(low)), copy=False)
+    place = exp.Add(this=_double(first), expression=exp.Div(this=above, expression=_double(high - low)))
+    return exp.Div(this=exp.paren(place, copy=False), expression=_double(len(column.places) - 1))
 
 
 def _whole(column: Column, value: Expr) -> Expr:
