@@ -20,6 +20,7 @@ from anamorph.curator.tallies import count, grid
 from anamorph.errors import AnamorphError, ParameterError, WorkloadError
 from anamorph.mechanisms.aim import AIM
 from anamorph.mechanisms.all_zero import AllZero
+from anamorph.mechanisms.dp_merf import DPMERF
 from anamorph.mechanisms.gaussian import Gaussian
 from anamorph.mechanisms.gem import GEM
 from anamorph.mechanisms.hdmm import HDMM
@@ -29,6 +30,7 @@ from anamorph.mechanisms.mst import MST
 from anamorph.mechanisms.mwem_pgm import MWEMPGM
 from anamorph.mechanisms.rap import RAP
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
+from anamorph.queries.bands import Banded
 from anamorph.queries.custom import Recorded, custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
@@ -54,6 +56,7 @@ TABLE = {
         False,
     ),
     "rap++": (RAPPlusPlus(rounds=2, marginal_rounds=2, per_round=1, levels=2, **SMALL), True, False),
+    "dp-merf": (DPMERF(features=20, **SMALL, **NETWORK), True, False),
     "gem blocks": (GEM(rounds=2, per_round=1, **SMALL, **NETWORK), True, False),
     "gem cells": (GEM(rounds=3, per_round=4, blocks=False, **SMALL, **NETWORK), True, False),
     "gem at once": (GEM(rounds=1, penalty=0.0, rows=60, steps=800, rate=0.01, latent=4, hidden=32), True, True),
@@ -102,7 +105,7 @@ WORKLOADS = {
     ),
 }
 MATRIX = tuple(name for name in TABLE if name.startswith("hdmm"))
-BLOCKS = ("gaussian", "gaussian cells", "rap blocks", "rap++", "gem blocks")
+BLOCKS = ("gaussian", "gaussian cells", "rap blocks", "rap++", "dp-merf", "gem blocks")
 REFUSED = {(name, "mixed") for name in (*BLOCKS, *GRAPHICAL, *MATRIX)}
 """Noisy answers are kept of marginals and thresholds; only those are selected in whole blocks, or have a graph."""
 CASES = [(name, kind) for name in TABLE for kind in WORKLOADS if (name, kind) not in REFUSED]
@@ -195,6 +198,24 @@ def test_workloads_that_do_not_suit_are_refused_before_anything_is_spent(name, k
     with pytest.raises(WorkloadError, match=r"the workload must be of (whole )?marginals(,| and) thresholds"):
         TABLE[name][0](curator, WORKLOADS[kind], seed=0)
     assert curator.privacy().spends == ()
+
+
+BANDS = Workload((Banded(SCHEMA.sizes, ((0, 1), (1, 2)), ((), (2,), ())),))
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("all-zero", "rap++")])
+def test_bands_of_numbers_are_refused_before_anything_is_spent(name):
+    """By all but the mechanism for numbers, in the plan as in the run."""
+    made, curator = TABLE[name][0], Curator(source(), Budget(epsilon=1.0, delta=1e-6))
+    for refused in (lambda: made.steps_for(BANDS, 0.1), lambda: made(curator, BANDS, seed=0)):
+        with pytest.raises(WorkloadError, match="must be"):
+            refused()
+    assert curator.privacy().spends == ()
+
+
+def test_all_zero_answers_bands():
+    found = AllZero()(Curator(source(), Budget(epsilon=1.0, delta=1e-6)), BANDS, seed=0)
+    assert [answers.tolist() for answers in found.model.answers(BANDS)] == [[0.0] * 6, [0.0] * 4]
 
 
 def test_rows_are_in_the_schema_or_refused(case):

@@ -50,6 +50,7 @@ class Mechanism(Protocol):
 NAMES = {
     "aim": ("anamorph.mechanisms.aim", "AIM"),
     "all-zero": ("anamorph.mechanisms.all_zero", "AllZero"),
+    "dp-merf": ("anamorph.mechanisms.dp_merf", "DPMERF"),
     "gaussian": ("anamorph.mechanisms.gaussian", "Gaussian"),
     "gem": ("anamorph.mechanisms.gem", "GEM"),
     "hdmm": ("anamorph.mechanisms.hdmm", "HDMM"),
