@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import accuracy, counting, matrix, scale, speed, thresholds
+from bench import accuracy, counting, matrix, numbers, scale, speed, thresholds
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "rho": accuracy.rho,
@@ -18,6 +18,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "select": speed.selection,
     "noise": speed.noise,
     "counting": counting.counting,
+    "tests": counting.tests,
     "end-to-end": speed.end_to_end,
     "compilations": speed.compilations,
     "rap-cells": accuracy.rap_cells,
@@ -27,6 +28,11 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "scale-one-round": lambda: scale.measured("one-round"),
     "scale-all-three-way": lambda: scale.measured("all-three-way"),
     "scale-five-way": lambda: scale.measured("five-way"),
+    "numbers-mixed": numbers.mixed,
+    "numbers-learning": numbers.learning,
+    "numbers-multitask": numbers.multitask,
+    "numbers-annealing": numbers.annealing,
+    "numbers-speed": numbers.speed,
     "thresholds": thresholds.table,
     "thresholds-speed": thresholds.speed,
 }

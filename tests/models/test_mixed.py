@@ -21,7 +21,7 @@ from anamorph.curator.tallies import Tests as SingleCells
 from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import mixed as module
-from anamorph.models.mixed import Columns, MixedProjection, MixedRows, Point, build, objective
+from anamorph.models.mixed import Columns, MixedProjection, MixedRows, Point, build, objective, settle
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested as NumberTests
@@ -267,6 +267,16 @@ def test_arrays_that_are_no_mixed_rows_are_refused(change):
         MixedRows.from_arrays(SIZES, change(random_rows().arrays()))
 
 
+def held_by_hand(theta, tau, reals, temperature):
+    """A sigmoid of each row, stretched to be 1 where theta . x is least and 0 where it is most."""
+    low, high = np.minimum(theta, 0).sum(), np.maximum(theta, 0).sum()
+    if not low < tau < high:
+        return np.full(reals.shape[1], float(tau >= high))
+    places = np.concatenate([theta @ reals, [low, high]])
+    *found, top, end = (1 + np.tanh(temperature * (tau - places) / 2)) / 2
+    return (np.array(found) - end) / (top - end)
+
+
 def relaxed_answers(model, tally, temperature):
     """The answers of tests with sigmoids, in double precision, from their definition."""
     limits = np.array(tally.limits, float)
@@ -274,12 +284,12 @@ def relaxed_answers(model, tally, temperature):
     found = []
     for test in range(tally.tests):
         if tally.weights is None:
-            margins = (tally.bounds[test][:, None] + 1) / limits[:, None] - reals
+            theta, tau = np.eye(len(limits)), (tally.bounds[test] + 1) / limits
         else:
-            theta = tally.weights[test] * limits
-            margins = (tally.bounds[test] + tally.weights[test].sum() / 2 - theta @ reals)[None]
-            margins = margins / np.linalg.norm(theta)
-        passed = np.prod((1 + np.tanh(temperature * margins / 2)) / 2, axis=0)
+            scaled = tally.weights[test] * limits
+            length = np.linalg.norm(scaled)
+            theta, tau = scaled[None] / length, np.array([tally.bounds[test] + tally.weights[test].sum() / 2]) / length
+        passed = np.prod([held_by_hand(a, b, reals, temperature) for a, b in zip(theta, tau, strict=True)], axis=0)
         for number in tally.numbers:
             passed = passed * (lines(model, number)[0] if number in model.columns.flagged else 1)
         for cell in itertools.product(*(range(tally.sizes[feature]) for feature in tally.given)):
@@ -416,6 +426,32 @@ def test_a_temperature_ends_when_its_gradient_has_fallen(monkeypatch):
     assert not np.array_equal(moved.reals, start.reals)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 16.0, 1e4])
+def test_numbers_move_as_far_as_sigmoids_are_wide_and_stay_between_0_and_1(temperature):
+    """Whatever the rate; what is coded moves as Adam says."""
+    made = MixedProjection(rows=9, rate=0.07, reach=0.3)
+    model = made.begin(COLUMNS, seed=0)
+    aims = build(model.coded.layout, COLUMNS, [])._replace(temperature=jnp.asarray(temperature))
+    before = Point(model.coded.parameters, jnp.asarray(model.reals))
+    signs = np.sign(np.random.default_rng(0).standard_normal(model.reals.shape))
+    moved = Point(jax.tree.map(lambda leaf: leaf + 1, before.coded), before.reals + made.rate * signs)
+    after = settle(made, model.coded.layout, aims, before, moved)
+    wanted = np.clip(model.reals + signs * made.reach / temperature, 0, 1)
+    np.testing.assert_allclose(after.reals, wanted, atol=1e-6)
+    assert after.coded is moved.coded
+
+
+@pytest.mark.parametrize("reach", [0.0, 0.5])
+def test_a_step_of_a_fit_moves_numbers_by_at_most_their_reach(reach):
+    """The point kept is that before the last of two steps: one step of Adam away, which is the rate at first."""
+    workload = every_prefix()
+    made = MixedProjection(rows=30, steps=2, levels=1, temperature=8.0, rate=0.01, reach=reach)
+    start = made.begin(COLUMNS, seed=0)
+    fitted = made.fit(start, [measure(workload, np.full(workload.cells, 0.01))])
+    assert np.all((fitted.reals >= 0) & (fitted.reals <= 1))
+    assert np.abs(fitted.reals - start.reals).max() == pytest.approx(reach / 8, rel=1e-3)
+
+
 def test_rounds_compile_nothing_after_the_first():
     """As long as what is measured has few cells, of the kinds that the first round has."""
     made = MixedProjection(rows=11, steps=3, levels=2)
@@ -437,7 +473,7 @@ def test_other_measurements_are_refused():
     start = made.begin(COLUMNS, seed=0)
     for queries in (Residuals(SIZES, ((0, 2),)), Marginals(SIZES, ((0, 2),)).by_cell()):
         workload = Workload((queries,))
-        with pytest.raises(ParameterError, match="must be of whole marginals, thresholds and tests of numbers"):
+        with pytest.raises(ParameterError, match="must be of whole marginals, thresholds, bands and tests of numbers"):
             made.fit(start, [measure(workload, np.zeros(workload.cells))])
 
 

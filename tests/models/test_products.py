@@ -128,11 +128,31 @@ def test_answers_of_certain_rows_are_counts(name):
     np.testing.assert_allclose(found * ROWS, count(TALLIES[name], source), atol=1e-5)
 
 
-def test_both_shapes_of_tiles_and_the_gather_are_tried():
+def test_all_shapes_of_tiles_and_the_gather_are_tried():
     wholes = [tally for tally in TALLIES.values() if isinstance(tally, GroupBy)]
     large = [tally for tally in wholes if not products.small(tally)]
     assert 0 < len(large) < len(wholes)
     assert {products.tile_shape(products.tiling(tally)) for tally in large} == set(products.TILES)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 40])
+@pytest.mark.parametrize("name", TALLIES)
+def test_tiles_and_single_cells_answer_alike(monkeypatch, few, name):
+    """Every block in tiles, however small; then every block cell by cell."""
+    monkeypatch.setattr(products, "FEW", few)
+    monkeypatch.setattr(products, "FEW_ELSEWHERE", few)
+    tally, (matrix, weights) = TALLIES[name], relaxed(5)
+    assert isinstance(tally, tallies.Tests) or products.small(tally) == (few > 0)
+    found = products.answers(LAYOUT, table_of(matrix), jnp.asarray(weights, jnp.float32), tally)
+    np.testing.assert_allclose(found, expected(matrix, weights, tally), atol=1e-6)
+
+
+def test_small_blocks_are_larger_where_tiles_wait(monkeypatch):
+    block = GroupBy(SIZES, (3, 5), 0, 16)
+    assert products.FEW < block.cells * 2 <= products.FEW_ELSEWHERE
+    for backend, small in (("cpu", False), ("gpu", True)):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        assert products.small(block) == small
 
 
 @pytest.mark.parametrize("shape", [*products.TILES, (192, 512)])

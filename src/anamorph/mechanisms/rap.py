@@ -42,6 +42,7 @@ from anamorph.mechanisms.mechanism import Step, release
 from anamorph.models.generator import Generator
 from anamorph.models.model import Estimator
 from anamorph.models.relaxed import RelaxedProjection, RelaxedRows
+from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested
 from anamorph.queries.strategies import Objective, strategy
@@ -142,8 +143,8 @@ class RAP(RelaxedProjection):
         return (450 << 20) + 12 * table + 48 * measured + min(held + counts, 256 * queries.cells)
 
     def queries(self, workload: Workload) -> Workload:
-        """Returns the workload in the blocks that are selected and measured; refuses tests of numbers."""
-        if any(isinstance(part, Tested) for part in workload.parts):
+        """Returns the workload in the blocks that are selected and measured; refuses tests and bands of numbers."""
+        if any(isinstance(part, Tested | Banded) for part in workload.parts):
             raise WorkloadError("the workload must be of marginals, thresholds and functions: take rap++ for numbers")
         queries = workload.measured(self.order) if self.blocks or self.rounds == 1 else workload.by_cell()
         return queries if self.budgets == "equal" else planned(queries, self.budgets)

@@ -10,9 +10,16 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from anamorph.curator.residuals import Residual
-from anamorph.curator.tallies import AtLeast, GroupBy, RowFunction, Tally, Tests, is_set, marginal_cells
-from anamorph.curator.where import Where
+from anamorph.curator.tallies import (
+    AtLeast,
+    GroupBy,
+    RowFunction,
+    Special,
+    Tally,
+    Tests,
+    is_set,
+    marginal_cells,
+)
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
@@ -76,7 +83,7 @@ class Answers:
 
     def answer(self, tally: Tally) -> NDArray[np.float64]:
         """Returns the answers of one tally."""
-        if isinstance(tally, RowFunction | Residual | Where):
+        if isinstance(tally, RowFunction | Special):
             raise not_measured()
         if isinstance(tally, Tests):
             values = np.zeros(tally.cells)

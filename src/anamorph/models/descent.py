@@ -44,12 +44,12 @@ def as_it_is(_settings: object, _point: Point, gradient: Point) -> Point:
     return gradient
 
 
-def anywhere(_settings: object, _layout: Layout, _point: Point, moved: Point) -> Point:
+def anywhere(_settings: object, _layout: Layout, _aims: object, _point: Point, moved: Point) -> Point:
     """Returns the point that Adam moved to."""
     return moved
 
 
-def never(_settings: object, _gradient: Point, _aims: object) -> Array:
+def never(_settings: object, _loss: Array, _gradient: Point, _aims: object) -> Array:
     """Returns that the descent may not end yet."""
     return jnp.array(False)
 
@@ -63,10 +63,10 @@ class Problem(NamedTuple):
     """The loss of a point, given the aims."""
     direction: Callable[[Any, Point, Point], Point] = as_it_is
     """What Adam takes for the gradient at a point."""
-    settle: Callable[[Any, Layout, Point, Point], Point] = anywhere
-    """Where a step ends, given where it began and where Adam moved."""
-    enough: Callable[[Any, Point, Any], Array] = never
-    """Whether the descent may end, given the gradient and the aims."""
+    settle: Callable[[Any, Layout, Any, Point, Point], Point] = anywhere
+    """Where a step ends, given the aims, where it began and where Adam moved."""
+    enough: Callable[[Any, Array, Point, Any], Array] = never
+    """Whether the descent may end, given the loss, its gradient and the aims."""
 
 
 class State(NamedTuple):
@@ -113,11 +113,12 @@ def advance(problem: Problem, state: State, aims: object, until: int) -> State:
         loss, gradient = slope(now.point, aims)
         updates, optimiser = adam.update(problem.direction(settings, now.point, gradient), now.optimiser)
         settled = jnp.abs(now.loss - loss) <= settings.tolerance * now.loss
-        stopped = (settled & jnp.isfinite(now.loss)) | ~jnp.isfinite(loss) | problem.enough(settings, gradient, aims)
+        done = (settled & jnp.isfinite(now.loss)) | problem.enough(settings, loss, gradient, aims)
+        stopped = done | ~jnp.isfinite(loss)
         last = stopped | (now.step + 1 == settings.steps)
         better = (loss < now.best_loss) & ((now.step % KEEP == 0) | last)
         best, best_loss = jax.lax.cond(better, lambda: (now.point, loss), lambda: (now.best, now.best_loss))
-        moved = problem.settle(settings, layout, now.point, jax.tree.map(jnp.add, now.point, updates))
+        moved = problem.settle(settings, layout, aims, now.point, jax.tree.map(jnp.add, now.point, updates))
         return State(moved, optimiser, now.step + 1, loss, stopped, best, best_loss)
 
     return jax.lax.while_loop(lambda now: (now.step < until) & ~now.stopped, step, state)

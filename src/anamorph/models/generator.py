@@ -201,11 +201,16 @@ def scatter(shapes: tuple[tuple[int, int], ...], start: float, key: Array) -> Ne
 
 def generate(layout: Layout, network: Network, latents: Array) -> Stacks:
     """Returns the relaxed rows that a network makes of latent vectors."""
+    return tuple(map(softmax, layout.stack(outputs(network, latents), NOWHERE)))
+
+
+def outputs(network: Network, latents: Array) -> Array:
+    """Returns what the last layer gives: a line for each output, a column for each latent vector."""
     *hidden, last = network
     x = latents
     for layer in hidden:
         x = jnp.concatenate([jax.nn.relu(layer.matrix @ x + layer.bias[:, None]), x])
-    return tuple(map(softmax, layout.stack(last.matrix @ x + last.bias[:, None], NOWHERE)))
+    return last.matrix @ x + last.bias[:, None]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -14,10 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from anamorph.curator.residuals import Residual
 from anamorph.curator.rowwise import RowFunction, Rowwise
-from anamorph.curator.tallies import AtLeast, GroupBy
-from anamorph.curator.where import Where
+from anamorph.curator.tallies import AtLeast, GroupBy, Special
 from anamorph.errors import ParameterError
 from anamorph.models.answers import no_residuals
 from anamorph.models.functions import Functioned, functioned
@@ -130,7 +128,7 @@ def measured(measurements: Iterable[Measurement]) -> Iterator[Measured]:
             first = span.stop
             sigma = measurement.sigma[piece.first : piece.first + piece.blocks]
             precision = np.broadcast_to(1 / (measurement.total * sigma**2), piece.tally.cells)
-            if isinstance(piece.tally, Residual | Where):
+            if isinstance(piece.tally, Special):
                 raise no_residuals()
             tally = piece.tally if isinstance(piece.tally, RowFunction) else simplest(piece.tally)
             yield Measured(tally, measurement.values[span], precision)

@@ -32,9 +32,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anamorph import progress
-from anamorph.curator.residuals import Residual
-from anamorph.curator.tallies import AtLeast, GroupBy, RowFunction, Tally, Tests, is_set, marginal_cells
-from anamorph.curator.where import Where
+from anamorph.curator.tallies import (
+    AtLeast,
+    GroupBy,
+    RowFunction,
+    Special,
+    Tally,
+    Tests,
+    is_set,
+    marginal_cells,
+)
 from anamorph.errors import CorruptionError, ParameterError, require_positive
 from anamorph.models import junction
 from anamorph.models.answers import no_residuals
@@ -105,7 +112,7 @@ class GraphicalModel:
         """Returns the model's answers of one tally."""
         if isinstance(tally, RowFunction):
             raise ParameterError("the workload must be of marginals and thresholds: a graphical model has no functions")
-        if isinstance(tally, Residual | Where):
+        if isinstance(tally, Special):
             raise no_residuals()
         if isinstance(tally, AtLeast):
             return tally.broadcast(self.answer, np.float64)

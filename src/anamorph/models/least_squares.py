@@ -35,8 +35,16 @@ from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.curator.residuals import Residual
-from anamorph.curator.tallies import WHOLE, AtLeast, GroupBy, RowFunction, Tally, Tests, marginal_cells
-from anamorph.curator.where import Where
+from anamorph.curator.tallies import (
+    WHOLE,
+    AtLeast,
+    GroupBy,
+    RowFunction,
+    Special,
+    Tally,
+    Tests,
+    marginal_cells,
+)
 from anamorph.errors import CorruptionError
 from anamorph.models.answers import no_rows, not_measured
 from anamorph.queries.custom import Custom, CustomCells, Recorded
@@ -85,7 +93,7 @@ class LeastSquares:
 
     def answer(self, tally: Tally) -> Reals:
         """Returns the answers of one tally."""
-        if isinstance(tally, RowFunction | Residual | Where):
+        if isinstance(tally, RowFunction | Special):
             raise not_measured()
         if isinstance(tally, AtLeast):
             return tally.broadcast(self.slab, np.float64)

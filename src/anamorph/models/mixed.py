@@ -7,19 +7,28 @@ features given is
 
     sum over rows r of  w_r  prod of [theta . x_r <= tau]  prod of present  prod of P_r,code.
 
-To fit numbers, an inequality is relaxed to the sigmoid 1 / (1 + exp(-s (tau - theta . x))) with inverse temperature s.
-A small s has gradients everywhere and answers that are wrong near the threshold, a large one the reverse; so s is
-annealed: it starts small and is doubled whenever the gradient of the numbers has fallen below `gamma` of what it was at
-this temperature, or `patience` steps have passed. Answers of coded columns are not touched by it.
+To fit numbers, an inequality is relaxed to a sigmoid of inverse temperature s,
+
+    f(u) = (S(s (tau - u)) - S(s (tau - high))) / (S(s (tau - low)) - S(s (tau - high))),    u = theta . x,
+
+S(v) = 1 / (1 + exp(-v)), low and high the least and the largest u of the unit cube. A small s has gradients everywhere
+and answers that are wrong near the threshold, a large one the reverse; so s is annealed: it starts small and is doubled
+whenever the gradient of the numbers has fallen below `gamma` of what it was at this temperature, or `steps` steps have
+passed. Answers of coded columns are not touched by it. The probability of a band (curator/bands.py) is the difference
+of two such sigmoids.
 
 Reference: Vietri, Archambeau, Aydore, Brown, Kearns, Roth, Siva, Tang & Wu 2022 (RAP++), section 3 and algorithm 1.
-Deviations: gamma is relative, and a level has a most number of steps; thresholds are where codes end, so that the
-answers of the model, which are not relaxed, are those of the rows sampled from it; steps are Adam's, and numbers are
-clipped to [0, 1] after each; a residual weighs 1 / sigma^2.
+Deviations: the sigmoid is scaled to be 1 and 0 at the ends of the range; with the plain one, rows at the end of a range
+miss the thresholds near it, so all rows crowd there at small s and cannot leave later. Adam's steps of numbers are as
+long as the sigmoid is wide (`reach` / s). gamma is relative, and a level has a most number of steps; thresholds are
+where codes end, so that the answers of the model, which are not relaxed, are those of the rows sampled from it; numbers
+are clipped to [0, 1] after each step; a residual weighs 1 / sigma^2.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -33,6 +42,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from anamorph import progress
+from anamorph.curator.bands import Bands
 from anamorph.curator.tallies import AtLeast, GroupBy, Tally, Tests, codes_of
 from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError
@@ -41,6 +51,7 @@ from anamorph.models.answers import no_residuals
 from anamorph.models.descent import Problem, descend
 from anamorph.models.relaxed import Parameters, RelaxedProjection, RelaxedRows
 from anamorph.models.simplex import Layout
+from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested
 from anamorph.queries.workload import Workload
@@ -128,6 +139,8 @@ class MixedRows:
         """Returns the answers of one tally: tests are not relaxed."""
         if isinstance(tally, Where):
             return self.tested(tally)
+        if isinstance(tally, Bands):
+            return self.banded(tally)
         if isinstance(tally, GroupBy):
             return self.coded.answer(self.columns.inner(tally))
         if isinstance(tally, AtLeast):
@@ -141,22 +154,52 @@ class MixedRows:
         """Returns the answers of tests of numbers."""
         places = [self.columns.numbers.index(number) for number in tally.numbers]
         codes = self.codes[:, places].astype(np.float64)
-        weights = self.cell_weights(tally)
+        weights = self.cell_weights(tally.numbers, tally.given)
         spans = [slice(first, first + TESTS) for first in range(0, tally.tests, TESTS)]
         return np.concatenate([(tally.holds(codes, span) @ weights).ravel() for span in spans])
 
-    def cell_weights(self, tally: Where) -> NDArray[np.float64]:
-        """Returns the weight of each row in each cell of the features given, if its numbers are present."""
-        starts = np.cumsum((0, *self.columns.relaxed[:-1]))
+    def banded(self, tally: Bands) -> NDArray[np.float64]:
+        """Returns the answers of a marginal of bands."""
+        numbers = [axis for axis, feature in enumerate(tally.features) if feature in self.columns.numbers]
+        given = [axis for axis in range(len(tally.features)) if axis not in numbers]
+        shape = [tally.shape[axis] for axis in numbers]
+        weights = self.cell_weights((), [tally.features[axis] for axis in given])
+        total = np.zeros((math.prod(shape), weights.shape[1]))
+        flagged = [tally.features[axis] in self.columns.flagged for axis in numbers]
+        for missing in itertools.product(*((False, True) if flag else (False,) for flag in flagged)):
+            part, place = weights, np.zeros(len(weights), np.int64)
+            for axis, gone in zip(numbers, missing, strict=True):
+                number = tally.features[axis]
+                index = self.columns.numbers.index(number)
+                codes = np.full(len(weights), self.columns.limits[index]) if gone else self.codes[:, index]
+                cuts = tally.cuts[axis]
+                place = place * tally.shape[axis] + (np.searchsorted(cuts, codes, side="right") if cuts else codes)
+                if number in self.columns.flagged:
+                    part = part * self.flag(number, missing=gone)[:, None]
+            np.add.at(total, place, part)
+        axes = total.reshape(*shape, *(tally.shape[axis] for axis in given))
+        return np.moveaxis(axes, range(len(tally.features)), [*numbers, *given]).ravel()
+
+    def cell_weights(self, numbers: Sequence[int], given: Sequence[int]) -> NDArray[np.float64]:
+        """Returns the weight of each row in each cell of the features given, if some numbers are present."""
         weights = self.coded.weights.astype(np.float64)[:, None]
-        for number in tally.numbers:
+        for number in numbers:
             if number in self.columns.flagged:
-                weights = weights * self.coded.probabilities[starts[self.columns.place(number)]][:, None]
-        for column in tally.given:
-            first = starts[self.columns.place(column)]
+                weights = weights * self.flag(number)[:, None]
+        for column in given:
+            first = self.starts[self.columns.place(column)]
             lines = self.coded.probabilities[first : first + self.sizes[column]].T
             weights = (weights[:, :, None] * lines[:, None]).reshape(len(weights), -1)
         return weights
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """The first line of each relaxed feature."""
+        return np.cumsum((0, *self.columns.relaxed[:-1]))
+
+    def flag(self, number: int, *, missing: bool = False) -> NDArray[np.float32]:
+        """Returns the probability of each row that a number is present, or that it is missing."""
+        return self.coded.probabilities[self.starts[self.columns.place(number)] + int(missing)]
 
     def sample(self, rows: int, *, seed: int) -> Table:
         """Returns rows rounded at random from the relaxed ones; numbers are those of their row."""
@@ -220,14 +263,32 @@ class Cells(NamedTuple):
     precision: Array
 
 
+class Slices(NamedTuple):
+    """The bands into which measurements cut numbers: each has a line of probabilities in the table of a fit."""
+
+    number: Array
+    """The number that each cut is of."""
+    cut: Array
+    """Its place, from 0 to 1."""
+    lower: Array
+    """For each line, the cut at which its band begins; two more stand for never and for always."""
+    upper: Array
+    """The cut at which it ends."""
+    factor: Array
+    """The line of the table that says whether the number is there."""
+
+
 class Aims(NamedTuple):
     """All that a fit compares with, and at which temperature."""
 
     coded: goals.Goals
+    slices: Slices
     cells: Cells
     temperature: Array
     floor: Array
     """The norm of the gradient of the numbers at which this temperature has done its work."""
+    noise: Array
+    """The loss at which a fit ends: what the true answers would have, by the noise alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +302,12 @@ class MixedProjection(RelaxedProjection):
     tolerance: float = 0.0
     temperature: float = 4.0
     """The first inverse temperature s."""
-    levels: int = 9
+    levels: int = 10
     """How many temperatures there are, each twice the one before."""
+    reach: float = 3.0
+    """Adam's learning rate for numbers, as a part of the width 1 / s of a sigmoid."""
+    until_noise: bool = False
+    """Whether a fit ends where chi^2 is the number of answers, as it is for the true ones."""
     gamma: float = 0.05
     """A temperature ends when the gradient of the numbers is this fraction of what it was when it began."""
 
@@ -250,7 +315,9 @@ class MixedProjection(RelaxedProjection):
         super().__post_init__()
         if not isinstance(self.levels, int) or isinstance(self.levels, bool) or self.levels < 1:
             raise ParameterError(f"levels ({self.levels!r}) must be a whole number of at least 1")
-        for name, least in (("temperature", 1e-6), ("gamma", 0)):
+        if self.simplex != "softmax":
+            raise ParameterError(f"simplex ({self.simplex!r}) must be softmax where rows have numbers")
+        for name, least in (("temperature", 1e-6), ("reach", 0), ("gamma", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not least <= value < np.inf:
                 raise ParameterError(f"{name} ({value!r}) must be a finite number of at least {least}")
@@ -267,6 +334,9 @@ class MixedProjection(RelaxedProjection):
         if model.coded.parameters is None:
             raise ParameterError("model must come from begin or fit: a loaded release cannot be fitted further")
         aims = build(layout, columns, measurements)
+        if self.until_noise:
+            noise = sum(measurement.workload.cells / (2 * measurement.total) for measurement in measurements)
+            aims = aims._replace(noise=jnp.asarray(noise))
         point, finite = Point(model.coded.parameters, jnp.asarray(model.reals)), True
         problem = Problem(self, layout, objective, settle=settle, enough=settled)
         for level in range(self.levels):
@@ -285,26 +355,88 @@ def relaxed_part(made: MixedProjection) -> RelaxedProjection:
     return RelaxedProjection(**values)
 
 
+Grid = tuple[int, tuple[int, ...]]
+"""A number, and where it is cut."""
+
+
+@dataclass(frozen=True)
+class Extended(Layout):
+    """A layout with lines for the bands of numbers, after all others: more features than have sizes."""
+
+    bands: tuple[int, ...] = ()
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """The line of code 0 of each feature, and of the first band of each grid."""
+        return np.concatenate([Layout(self.sizes).offsets, self.height + 2 + np.cumsum((0, *self.bands[:-1]))])
+
+
 def build(layout: Layout, columns: Columns, measurements: Sequence[Measurement]) -> Aims:
     """Returns what a fit compares with."""
-    coded = [found for measurement in measurements if (found := inner_measurement(columns, measurement)) is not None]
-    nothing = goals.Goals((goals.gathered_goal(layout, (), 1, 1),), ())
-    zero = jnp.zeros(())
-    return Aims(goals.build(layout, coded) if coded else nothing, cells_of(layout, columns, measurements), zero, zero)
+    grids = grids_of(columns, [measurement.workload for measurement in measurements])
+    found = [inner_measurement(columns, grids, measurement) for measurement in measurements]
+    coded = [measurement for measurement in found if measurement is not None]
+    wide = Extended(layout.sizes, tuple(len(cuts) + 1 for _, cuts in grids)) if grids else layout
+    aims = goals.build(wide, coded) if coded else goals.Goals((goals.gathered_goal(layout, (), 1, 1),), ())
+    zero, never = jnp.zeros(()), jnp.array(-jnp.inf)
+    return Aims(aims, slices_of(layout, columns, grids), cells_of(layout, columns, measurements), zero, zero, never)
 
 
-def inner_measurement(columns: Columns, measurement: Measurement) -> Measurement | None:
-    """Returns what was measured of coded columns, over the relaxed features; none if nothing was."""
+def grids_of(columns: Columns, workloads: Sequence[Workload]) -> tuple[Grid, ...]:
+    """Returns all ways in which marginals cut numbers; refuses those of numbers that are not cut."""
+    parts = [part for workload in workloads for part in workload.parts if isinstance(part, Marginals | Banded)]
+    used = ((f, part) for part in parts for features in part.sets for f in features)
+    cut = {(f, part.cuts[f] if isinstance(part, Banded) else ()) for f, part in used}
+    limits = dict(zip(columns.numbers, columns.limits, strict=True))
+    if any(bool(cuts) != (column in limits) for column, cuts in cut):
+        raise ParameterError("marginals must have all numbers cut into bands, and no other columns")
+    if any(limits[column] not in cuts for column, cuts in cut if column in columns.flagged):
+        raise ParameterError("a number that may be missing must have a band for that")
+    return tuple(sorted((column, cuts) for column, cuts in cut if cuts))
+
+
+def slices_of(layout: Layout, columns: Columns, grids: Sequence[Grid]) -> Slices:
+    """Returns the bands of all grids."""
+    inner = sum(len(cuts) for _, cuts in grids)
+    never, always = inner, inner + 1
+    number, cut, lower, upper, factor = [], [], [], [], []
+    for column, cuts in grids:
+        index = columns.numbers.index(column)
+        limit, flagged = columns.limits[index], column in columns.flagged
+        present = int(layout.offsets[columns.place(column)]) if flagged else layout.one
+        ends = [never, *range(len(cut), len(cut) + len(cuts)), always]
+        number += [index] * len(cuts)
+        cut += [code / limit for code in cuts]
+        if flagged:
+            ends[-2] = always
+        lower += ends[:-1]
+        upper += ends[1:]
+        factor += [present] * (len(cuts) + 1)
+        if flagged:
+            lower[-1], factor[-1] = never, present + 1
+    whole = [jnp.asarray(np.array(array, np.int32)) for array in (number, lower, upper, factor)]
+    return Slices(whole[0], jnp.asarray(np.array(cut, np.float32)), *whole[1:])
+
+
+def inner_measurement(columns: Columns, grids: Sequence[Grid], measurement: Measurement) -> Measurement | None:
+    """Returns what was measured of marginals, over the relaxed features and the bands; none if nothing was."""
     parts, weights, values, sigma, first, block = [], [], [], [], 0, 0
+    places = {grid: len(columns.relaxed) + index for index, grid in enumerate(grids)}
+    sizes = (*columns.relaxed, *(len(cuts) + 1 for _, cuts in grids))
     for index, part in enumerate(measurement.workload.parts):
-        if isinstance(part, Marginals):
-            sets = tuple(tuple(map(columns.place, features)) for features in part.sets)
-            parts.append(replace(part, sizes=columns.relaxed, sets=sets))
+        if isinstance(part, Marginals | Banded):
+            cuts = part.cuts if isinstance(part, Banded) else ((),) * len(columns.sizes)
+            sets = tuple(
+                tuple(places[f, cuts[f]] if f in columns.numbers else columns.place(f) for f in features)
+                for features in part.sets
+            )
+            whole = part.merged if isinstance(part, Banded) else part
+            parts.append(replace(whole, sizes=sizes, sets=sets))
             weights.append(measurement.workload.weights[index] if measurement.workload.weights else Fraction(1))
             values.append(measurement.values[first : first + part.cells])
             sigma.append(measurement.sigma[block : block + part.blocks])
         elif not isinstance(part, Tested):
-            raise ParameterError("measurements must be of whole marginals, thresholds and tests of numbers")
+            raise ParameterError("measurements must be of whole marginals, thresholds, bands and tests of numbers")
         first, block = first + part.cells, block + part.blocks
     if not parts:
         return None
@@ -379,28 +511,56 @@ def given_lines(layout: Layout, columns: Columns, tally: Where, most: int) -> ND
 
 
 def objective(made: MixedProjection, layout: Layout, point: Point, aims: Aims) -> Array:
-    """Returns chi^2 / (2 n) of marginals and of relaxed tests, plus the information penalty."""
+    """Returns chi^2 / (2 n) of marginals, relaxed bands and relaxed tests, plus the information penalty."""
     probabilities = relaxed.points(made, point.coded.free)
     weights = relaxed.row_weights(made, point.coded.rows)
     cells, table = aims.cells, layout.flatten(probabilities)
     sums = jnp.einsum("tjk,kr->tjr", cells.slopes, point.reals)
-    passed = jnp.prod(jax.nn.sigmoid(aims.temperature * (cells.bounds[:, :, None] - sums)), axis=1)
+    low, high = (jnp.sum(part, axis=2) for part in (jnp.minimum(cells.slopes, 0), jnp.maximum(cells.slopes, 0)))
+    passed = jnp.prod(held(sums, cells.bounds, low, high, aims.temperature), axis=1)
     products = passed[cells.test]
     for factor in range(cells.lines.shape[1]):
         products = products * table[cells.lines[:, factor]]
     wrong = products @ weights - cells.targets
-    loss = relaxed.table_loss(layout, probabilities, weights, aims.coded, made.penalty)
-    return loss + jnp.sum(cells.precision * wrong**2) / 2
+    lines = jnp.concatenate([table, band_lines(table, point.reals, aims)])
+    loss = relaxed.lines_loss(layout, lines, weights, aims.coded) + jnp.sum(cells.precision * wrong**2) / 2
+    return loss + made.penalty * relaxed.information(probabilities, weights) if made.penalty else loss
 
 
-def settle(_made: MixedProjection, _layout: Layout, _before: Point, moved: Point) -> Point:
-    """Returns the point with its numbers between 0 and 1."""
-    return moved._replace(reals=jnp.clip(moved.reals, 0.0, 1.0))
+def held(sums: Array, bounds: Array, low: Array, high: Array, temperature: Array) -> Array:
+    """Returns how far sums between low and high are at most their bounds: a sigmoid that is 1 at low and 0 at high.
+
+    The last axis of the sums is that of rows.
+    """
+    top, end = (jax.nn.sigmoid(temperature * (bounds - place)) for place in (low, high))
+    within = (bounds > low) & (bounds < high)
+    scale = jnp.where(within, 1 / jnp.where(within, top - end, 1.0), 0.0)
+    raised = jax.nn.sigmoid(temperature * (bounds[..., None] - sums)) - end[..., None]
+    return raised * scale[..., None] + jnp.where(bounds >= high, 1.0, 0.0)[..., None]
 
 
-def settled(_made: MixedProjection, gradient: Point, aims: Aims) -> Array:
-    """Returns whether the gradient of the numbers is as small as it need be; never where it was 0 from the start."""
-    return jnp.linalg.norm(gradient.reals) < aims.floor
+def band_lines(table: Array, reals: Array, aims: Aims) -> Array:
+    """Returns the relaxed probability of each band in each row: differences of sigmoids."""
+    slices = aims.slices
+    below = held(reals[slices.number], slices.cut, jnp.zeros(()), jnp.ones(()), aims.temperature)
+    ends = jnp.stack([jnp.zeros_like(table[0]), jnp.ones_like(table[0])])
+    cumulated = jnp.concatenate([below, ends])
+    return (cumulated[slices.upper] - cumulated[slices.lower]) * table[slices.factor]
+
+
+def settle(made: MixedProjection, _layout: Layout, aims: Aims, before: Point, moved: Point) -> Point:
+    """Returns the point with steps of numbers as long as its sigmoids are wide, and numbers between 0 and 1."""
+    step = made.reach / (made.rate * aims.temperature)
+    reals = before.reals + step * (moved.reals - before.reals)
+    return moved._replace(reals=jnp.clip(reals, 0.0, 1.0))
+
+
+def settled(_made: MixedProjection, loss: Array, gradient: Point, aims: Aims) -> Array:
+    """Returns whether the loss is that of noise alone, or the gradient of the numbers as small as it need be.
+
+    That never holds where the gradient was 0 from the start.
+    """
+    return (loss <= aims.noise) | (jnp.linalg.norm(gradient.reals) < aims.floor)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -36,8 +36,13 @@ Counted = GroupBy | AtLeast | Tests
 
 Shape = tuple[int, int]
 
-TILES: tuple[Shape, ...] = ((128, 512), (32, 128))
+TILES: tuple[Shape, ...] = ((128, 512), (32, 128), (16, 16))
 """The shapes of tiles: lines of the left factor, lines of the right."""
+
+FEW = 64
+"""The most factors of all cells of a block that is answered cell by cell: a tile would read more lines."""
+FEW_ELSEWHERE = 1024
+"""The same where tiles wait for one another longer than they compute: not on a CPU."""
 
 BATCH = 256
 """How many single cells are answered at a time."""
@@ -180,7 +185,7 @@ def tile_shape(matrix: Tiling, shapes: Sequence[Shape] = TILES) -> Shape:
 
     def work(shape: Shape) -> float:
         tiles = math.prod(matrix.grid(shape))
-        return tiles * (0.1 * shape[0] * shape[1] + 1.5 * (shape[0] + len(matrix.rest) * shape[1]))
+        return tiles * (60 + 0.1 * shape[0] * shape[1] + 1.5 * (shape[0] + len(matrix.rest) * shape[1]))
 
     return min(shapes, key=work)
 
@@ -197,7 +202,7 @@ def answer_shape(matrix: Tiling) -> Shape:
 def small(tally: GroupBy | AtLeast) -> bool:
     """Returns whether a block has so few cells that a gather beats the smallest tile."""
     slab = tally.slab if isinstance(tally, AtLeast) else tally
-    return slab.cells * len(slab.features) <= 1024
+    return slab.cells * len(slab.features) <= (FEW if jax.default_backend() == "cpu" else FEW_ELSEWHERE)
 
 
 def at_least(chances: Sequence[Array], least: int) -> Array:

@@ -33,9 +33,7 @@ from jax import Array
 from numpy.typing import NDArray
 
 from anamorph.curator.estimates import RelaxedTable
-from anamorph.curator.residuals import Residual
-from anamorph.curator.tallies import RowFunction, Tally
-from anamorph.curator.where import Where
+from anamorph.curator.tallies import RowFunction, Special, Tally
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models import functions, goals, products
 from anamorph.models.answers import no_residuals
@@ -94,7 +92,7 @@ class RelaxedRows:
         if isinstance(tally, RowFunction):
             found = functions.answers(tally.function, jnp.asarray(self.probabilities), self.placed_weights)
             return np.asarray(found)[slice(None) if tally.chosen is None else tally.chosen]
-        if isinstance(tally, Residual | Where):
+        if isinstance(tally, Special):
             raise no_residuals()
         return products.answers(self.layout, self.table, self.placed_weights, tally)
 
@@ -236,7 +234,9 @@ def tangent(estimator: RelaxedProjection, parameters: Parameters, gradient: Para
     return gradient._replace(free=tuple(map(centred, gradient.free, parameters.free)))
 
 
-def settle(estimator: RelaxedProjection, layout: Layout, before: Parameters, moved: Parameters) -> Parameters:
+def settle(
+    estimator: RelaxedProjection, layout: Layout, _aims: object, before: Parameters, moved: Parameters
+) -> Parameters:
     """Returns moved parameters: for SparseMax, projected back onto the simplices."""
     if estimator.simplex == "softmax":
         return moved
@@ -257,14 +257,18 @@ def objective(estimator: RelaxedProjection, layout: Layout, parameters: Paramete
 
 def table_loss(layout: Layout, probabilities: Stacks, weights: Array, aims: goals.Goals, penalty: float) -> Array:
     """Returns chi^2 / (2 n) of a table of relaxed rows, plus its information penalty."""
-    table = layout.flatten(probabilities)
-    parts = [products.gathered_loss(table, weights, gathered) for gathered in aims.gathered]
-    parts += [products.tiled_loss(table, weights, tiled) for tiled in aims.tiled]
-    parts += [functions.functioned_loss(table[layout.lines], weights, goal) for goal in aims.functioned]
-    loss = sum(parts, start=jnp.zeros((), table.dtype))
+    loss = lines_loss(layout, layout.flatten(probabilities), weights, aims)
     if penalty:
         loss += penalty * information(probabilities, weights)
     return loss
+
+
+def lines_loss(layout: Layout, table: Array, weights: Array, aims: goals.Goals) -> Array:
+    """Returns chi^2 / (2 n) of the lines of a table."""
+    parts = [products.gathered_loss(table, weights, gathered) for gathered in aims.gathered]
+    parts += [products.tiled_loss(table, weights, tiled) for tiled in aims.tiled]
+    parts += [functions.functioned_loss(table[layout.lines], weights, goal) for goal in aims.functioned]
+    return sum(parts, start=jnp.zeros((), table.dtype))
 
 
 def information(probabilities: Stacks, weights: Array) -> Array:
