@@ -317,20 +317,23 @@ def fitting(temperature):
     return model, measurement, aims, Point(model.coded.parameters, jnp.asarray(model.reals))
 
 
+@pytest.mark.parametrize("halfspaces", [1.0, 0.25])
 @pytest.mark.parametrize("temperature", [2.0, 16.0])
-def test_the_objective_is_chi_squared_of_sigmoids(temperature):
+def test_the_objective_is_chi_squared_of_sigmoids(temperature, halfspaces):
+    """Halfspaces have a temperature of their own."""
     model, measurement, aims, point = fitting(temperature)
     found = np.concatenate(
         [
             model.answer(piece.tally)
             if not isinstance(piece.tally, Where)
-            else relaxed_answers(model, piece.tally, temperature)
+            else relaxed_answers(model, piece.tally, temperature * (1.0 if piece.tally.weights is None else halfspaces))
             for piece in PAIR.pieces()
         ]
     )
     sigma = np.repeat(measurement.sigma, [6, *[6] * 5, *[3] * 3, *[1] * 3, 6])
     expected = np.sum(((found - measurement.values) / sigma) ** 2) / (2 * 50.0)
-    assert float(objective(MADE, model.coded.layout, point, aims)) == pytest.approx(expected, rel=1e-4)
+    made = replace(MADE, halfspaces=halfspaces)
+    assert float(objective(made, model.coded.layout, point, aims)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [2.0, 16.0])

@@ -14,8 +14,8 @@ To fit numbers, an inequality is relaxed to a sigmoid of inverse temperature s,
 S(v) = 1 / (1 + exp(-v)), low and high the least and the largest u of the unit cube. A small s has gradients everywhere
 and answers that are wrong near the threshold, a large one the reverse; so s is annealed: it starts small and is doubled
 whenever the gradient of the numbers has fallen below `gamma` of what it was at this temperature, or `steps` steps have
-passed. Answers of coded columns are not touched by it. The probability of a band (curator/bands.py) is the difference
-of two such sigmoids.
+passed. Halfspaces may have another s than prefixes (`halfspaces`); answers of coded columns have none. The probability
+of a band (curator/bands.py) is the difference of two such sigmoids.
 
 Reference: Vietri, Archambeau, Aydore, Brown, Kearns, Roth, Siva, Tang & Wu 2022 (RAP++), section 3 and algorithm 1.
 Deviations: the sigmoid is scaled to be 1 and 0 at the ends of the range; with the plain one, rows at the end of a range
@@ -255,6 +255,8 @@ class Cells(NamedTuple):
     """theta: tests by inequalities by numbers."""
     bounds: Array
     """tau: tests by inequalities."""
+    halfspace: Array
+    """Which tests are halfspaces."""
     test: Array
     """The test of each cell."""
     lines: Array
@@ -306,6 +308,8 @@ class MixedProjection(RelaxedProjection):
     """How many temperatures there are, each twice the one before."""
     reach: float = 3.0
     """Adam's learning rate for numbers, as a part of the width 1 / s of a sigmoid."""
+    halfspaces: float = 1.0
+    """The inverse temperature of halfspaces, relative to that of prefixes and bands."""
     until_noise: bool = False
     """Whether a fit ends where chi^2 is the number of answers, as it is for the true ones."""
     gamma: float = 0.05
@@ -317,7 +321,7 @@ class MixedProjection(RelaxedProjection):
             raise ParameterError(f"levels ({self.levels!r}) must be a whole number of at least 1")
         if self.simplex != "softmax":
             raise ParameterError(f"simplex ({self.simplex!r}) must be softmax where rows have numbers")
-        for name, least in (("temperature", 1e-6), ("reach", 0), ("gamma", 0)):
+        for name, least in (("temperature", 1e-6), ("halfspaces", 1e-6), ("reach", 0), ("gamma", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not least <= value < np.inf:
                 raise ParameterError(f"{name} ({value!r}) must be a finite number of at least {least}")
@@ -453,19 +457,21 @@ def cells_of(layout: Layout, columns: Columns, measurements: Sequence[Measuremen
     cells = max(LEAST, goals.power_of_two(sum(tally.cells for tally, *_ in found)))
     slopes, bounds = np.zeros((tests, sides, len(columns.numbers))), np.full((tests, sides), CERTAIN)
     test, lines = np.zeros(cells, np.int32), np.full((cells, most), layout.zero, np.int32)
-    targets, precision = np.zeros(cells), np.zeros(cells)
+    targets, precision, halfspace = np.zeros(cells), np.zeros(cells), np.zeros(tests, np.bool_)
     first, cell = 0, 0
     for tally, values, weight in found:
         theta, tau = inequalities(columns, tally)
         slopes[first : first + tally.tests, : theta.shape[1]] = theta
         bounds[first : first + tally.tests, : tau.shape[1]] = tau
+        halfspace[first : first + tally.tests] = tally.weights is not None
         span = slice(cell, cell + tally.cells)
         test[span] = first + np.repeat(np.arange(tally.tests), tally.width)
         lines[span] = np.tile(given_lines(layout, columns, tally, most), (tally.tests, 1))
         targets[span], precision[span] = values, weight
         first, cell = first + tally.tests, span.stop
     single = [jnp.asarray(array, jnp.float32) for array in (slopes, bounds, targets, precision)]
-    return Cells(single[0], single[1], jnp.asarray(test), jnp.asarray(lines), single[2], single[3])
+    whole = map(jnp.asarray, (halfspace, test, lines))
+    return Cells(single[0], single[1], *whole, single[2], single[3])
 
 
 def tested_parts(measurements: Sequence[Measurement]) -> Iterator[tuple[Where, NDArray, NDArray]]:
@@ -517,7 +523,8 @@ def objective(made: MixedProjection, layout: Layout, point: Point, aims: Aims) -
     cells, table = aims.cells, layout.flatten(probabilities)
     sums = jnp.einsum("tjk,kr->tjr", cells.slopes, point.reals)
     low, high = (jnp.sum(part, axis=2) for part in (jnp.minimum(cells.slopes, 0), jnp.maximum(cells.slopes, 0)))
-    passed = jnp.prod(held(sums, cells.bounds, low, high, aims.temperature), axis=1)
+    temperature = aims.temperature * jnp.where(cells.halfspace, made.halfspaces, 1.0)[:, None]
+    passed = jnp.prod(held(sums, cells.bounds, low, high, temperature), axis=1)
     products = passed[cells.test]
     for factor in range(cells.lines.shape[1]):
         products = products * table[cells.lines[:, factor]]
@@ -535,7 +542,7 @@ def held(sums: Array, bounds: Array, low: Array, high: Array, temperature: Array
     top, end = (jax.nn.sigmoid(temperature * (bounds - place)) for place in (low, high))
     within = (bounds > low) & (bounds < high)
     scale = jnp.where(within, 1 / jnp.where(within, top - end, 1.0), 0.0)
-    raised = jax.nn.sigmoid(temperature * (bounds[..., None] - sums)) - end[..., None]
+    raised = jax.nn.sigmoid(jnp.asarray(temperature)[..., None] * (bounds[..., None] - sums)) - end[..., None]
     return raised * scale[..., None] + jnp.where(bounds >= high, 1.0, 0.0)[..., None]
 
 
