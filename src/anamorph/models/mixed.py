@@ -470,8 +470,8 @@ def cells_of(layout: Layout, columns: Columns, measurements: Sequence[Measuremen
         targets[span], precision[span] = values, weight
         first, cell = first + tally.tests, span.stop
     single = [jnp.asarray(array, jnp.float32) for array in (slopes, bounds, targets, precision)]
-    whole = map(jnp.asarray, (halfspace, test, lines))
-    return Cells(single[0], single[1], *whole, single[2], single[3])
+    whole = [jnp.asarray(array) for array in (halfspace, test, lines)]
+    return Cells(single[0], single[1], whole[0], whole[1], whole[2], single[2], single[3])
 
 
 def tested_parts(measurements: Sequence[Measurement]) -> Iterator[tuple[Where, NDArray, NDArray]]:
