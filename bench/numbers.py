@@ -141,7 +141,7 @@ def mixed_table(
     data: Any,  # noqa: ANN401
     names: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Returns the medians of some runs (of RAP, which is slow, of one), and the ratio of RAP++ to the best other one."""
+    """Returns the medians of some runs (of RAP, which is slow, of one), and the ratio of RAP++ to the best other."""
     errors, table = MixedErrors(queries, data), {}
     for epsilon in epsilons:
         row = {
