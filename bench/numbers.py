@@ -26,7 +26,8 @@ from anamorph.evaluation.features import examples
 from anamorph.evaluation.learning import parse_target, usefulness
 from anamorph.evaluation.splitting import split
 from anamorph.mechanisms.mechanism import Mechanism, mechanism
-from anamorph.models.mixed import Columns, MixedProjection
+from anamorph.models.annealing import MixedProjection
+from anamorph.models.mixed import Columns
 from anamorph.queries.numbers import mixed_marginals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload

@@ -20,8 +20,9 @@ from anamorph.curator.tallies import AtLeast, GroupBy, count
 from anamorph.curator.tallies import Tests as SingleCells
 from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError
-from anamorph.models import mixed as module
-from anamorph.models.mixed import Columns, MixedProjection, MixedRows, Point, build, objective, settle
+from anamorph.models import annealing, mixed
+from anamorph.models.annealing import MixedProjection, Point, build, objective, settle
+from anamorph.models.mixed import Columns, MixedRows
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.numbers import Tested as NumberTests
@@ -95,7 +96,7 @@ def test_tests_are_answered_row_by_row_with_hard_thresholds(seed, rows):
 def test_tests_are_answered_alike_however_many_at_a_time(monkeypatch, at_once):
     model = random_rows(seed=4)
     whole = [model.answer(tally) for tally in TALLIES]
-    monkeypatch.setattr(module, "TESTS", at_once)
+    monkeypatch.setattr(mixed, "TESTS", at_once)
     for tally, expected in zip(TALLIES, whole, strict=True):
         np.testing.assert_allclose(model.answer(tally), expected, rtol=1e-12)
         assert model.answer(tally).shape == (tally.cells,)
@@ -411,13 +412,13 @@ def test_annealing_finds_what_one_temperature_does_not():
 def test_a_temperature_ends_when_its_gradient_has_fallen(monkeypatch):
     """With a large gamma every level ends at its first step; with gamma 0 none does before its last."""
     workload, seen = every_prefix(), []
-    real = module.descend
+    real = annealing.descend
 
     def watched(problem, point, aims):
         seen.append((float(aims.temperature), float(aims.floor)))
         return real(problem, point, aims)
 
-    monkeypatch.setattr(module, "descend", watched)
+    monkeypatch.setattr(annealing, "descend", watched)
     log = [measure(workload, np.full(workload.cells, 0.05))]
     made = MixedProjection(rows=10, steps=6, levels=3, gamma=2.0, temperature=3.0)
     start = made.begin(COLUMNS, seed=0)

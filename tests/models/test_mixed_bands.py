@@ -16,10 +16,11 @@ from anamorph.columns import Codes, Numeric
 from anamorph.curator.bands import Bands
 from anamorph.curator.tallies import GroupBy, count
 from anamorph.errors import AnamorphError, ParameterError
+from anamorph.models.annealing import MixedProjection, Point, band_lines, build, grids_of, objective
 from anamorph.models.answers import Answers, Zero
 from anamorph.models.graphical import Graphical
 from anamorph.models.least_squares import least_squares
-from anamorph.models.mixed import Columns, MixedProjection, MixedRows, Point, band_lines, build, grids_of, objective
+from anamorph.models.mixed import Columns, MixedRows
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.bands import Banded, equal_cuts
 from anamorph.queries.marginals import Marginals

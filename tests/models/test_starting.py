@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from anamorph.columns import Codes
 from anamorph.curator.tallies import count
 from anamorph.curator.where import Where
-from anamorph.models.mixed import Columns, MixedProjection
+from anamorph.models.annealing import MixedProjection
+from anamorph.models.mixed import Columns
 from anamorph.models.starting import projected, quantiles, started, tables
 from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Marginals

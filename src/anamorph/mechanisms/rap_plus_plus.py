@@ -35,7 +35,8 @@ from anamorph.curator.scores import L1Error
 from anamorph.errors import ParameterError, WorkloadError
 from anamorph.mechanisms.adaptive import Round
 from anamorph.mechanisms.mechanism import Step, release
-from anamorph.models.mixed import Columns, MixedProjection, grids_of
+from anamorph.models.annealing import MixedProjection, grids_of
+from anamorph.models.mixed import Columns
 from anamorph.models.starting import started
 from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Marginals

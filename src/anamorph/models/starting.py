@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from anamorph.models.mixed import MixedProjection, MixedRows, relaxed_part
+from anamorph.models.annealing import MixedProjection, relaxed_part
+from anamorph.models.mixed import MixedRows
 from anamorph.models.relaxed import Parameters
 from anamorph.models.simplex import NOWHERE
 from anamorph.queries.bands import Banded, merged_sizes
