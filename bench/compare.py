@@ -37,7 +37,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 COMMAND = str(Path(sys.executable).parent / "anamorph")
 
 VARIANTS: dict[str, dict[str, dict[str, str]]] = {
-    "aim": {"": {"model_size": "5"}},
+    "aim": {"": {"model_size": "5"}, "20MB": {"model_size": "20"}, "80MB": {"model_size": "80"}},
     "hdmm": {"": {}, "local": {"inference": "local"}, "graphical": {"inference": "graphical"}},
     "rap": {
         "": {},

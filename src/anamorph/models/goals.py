@@ -1,14 +1,14 @@
 """Goals: measurements in the fixed shapes that a fit compares answers with.
 
-Small marginals and single cells go to one gather, thresholds to one for each (k, r), large marginals to tiles, and
-values of functions to the function. The number of queries and of tiles is rounded up to a power of two, so that a
+Marginals of one feature and single cells go to one gather, thresholds to one for each (k, r), whole marginals of more
+features to tiles, and values of functions to the function. The number of queries and of tiles is rounded up, so that a
 longer list of measurements seldom changes a shape and costs a compilation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,21 +19,9 @@ from anamorph.curator.tallies import AtLeast, GroupBy, Special
 from anamorph.errors import ParameterError
 from anamorph.models.answers import no_residuals
 from anamorph.models.functions import Functioned, functioned
-from anamorph.models.products import (
-    TILES,
-    Counted,
-    Gathered,
-    Shape,
-    Tiled,
-    Tiling,
-    conjunction_factors,
-    gather,
-    simplest,
-    small,
-    tile_shape,
-    tiling,
-)
+from anamorph.models.products import Counted, Gathered, conjunction_factors, gather, simplest
 from anamorph.models.simplex import Layout
+from anamorph.models.tiles import Tiled, tiled
 from anamorph.release import Measurement
 
 LEAST = 256
@@ -49,6 +37,7 @@ class Goals(NamedTuple):
     gathered: tuple[Gathered, ...]
     """Cells of marginals, even if there are none; then thresholds, by (k, r)."""
     tiled: tuple[Tiled, ...]
+    """Whole marginals, if there are any."""
     functioned: tuple[Functioned, ...] = ()
     """Values of functions, for each function."""
 
@@ -79,17 +68,17 @@ def build(layout: Layout, measurements: Sequence[Measurement]) -> Goals:
     counted = [item.tally for item in items if not isinstance(item.tally, RowFunction)]
     factors = max([1, *map(conjunction_factors, counted)])
     singles = [item for item in items if not is_tiled(item.tally)]
-    wholes = [item for item in items if is_tiled(item.tally)]
+    wholes = [(item.tally, item.values, item.precision[0]) for item in items if is_tiled(item.tally)]
     return Goals(
         gathered_goals(layout, singles, factors),
-        tuple(tiled_goal(layout, wholes, shape, max(1, factors - 1)) for shape in TILES if wholes),
+        (tiled(layout, wholes),) if wholes else (),
         functioned_goals(items),
     )
 
 
-def is_tiled(tally: Counted | RowFunction) -> bool:
-    """Returns whether a tally is compared in tiles: a marginal that is not small."""
-    return isinstance(tally, GroupBy) and not small(tally)
+def is_tiled(tally: Counted | RowFunction) -> TypeGuard[GroupBy]:
+    """Returns whether a tally is compared in tiles: a marginal of two features or more."""
+    return isinstance(tally, GroupBy) and len(tally.features) > 1
 
 
 def functioned_goals(items: Iterable[Measured]) -> tuple[Functioned, ...]:
@@ -160,28 +149,6 @@ def gathered_goal(layout: Layout, singles: Sequence[Singles], factors: int, leas
     if singles:
         lines[:size], targets[:size], precision[:size] = map(np.concatenate, zip(*singles, strict=True))
     return Gathered(jnp.asarray(lines), jnp.asarray(targets), jnp.asarray(precision), least)
-
-
-def tiled_goal(layout: Layout, items: Iterable[Measured], shape: Shape, factors: int) -> Tiled:
-    """Returns the marginals for which tiles of this shape are the best."""
-    tilings = [(tiling(item.tally), item) for item in items if isinstance(item.tally, GroupBy)]
-    mine = [(matrix, item) for matrix, item in tilings if tile_shape(matrix) == shape]
-    used = sum(tiles_of(matrix, shape) for matrix, _ in mine)
-    room, first = power_of_two(used), 0
-    left, right = np.zeros((room, shape[0]), np.int32), np.zeros((room, factors, shape[1]), np.int32)
-    targets, precision = np.zeros((room, *shape), np.float32), np.zeros(room, np.float32)
-    for matrix, item in mine:
-        span = slice(first, first + tiles_of(matrix, shape))
-        left[span], right[span] = matrix.lines(layout, shape, factors)
-        targets[span], precision[span] = matrix.as_tiles(item.values, shape), item.precision[0]
-        first = span.stop
-    return Tiled(*map(jnp.asarray, (left, right, targets, precision, np.int32(used))))
-
-
-def tiles_of(matrix: Tiling, shape: Shape) -> int:
-    """Returns how many tiles cover a marginal."""
-    down, across = matrix.grid(shape)
-    return down * across
 
 
 def power_of_two(size: int) -> int:

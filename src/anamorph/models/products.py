@@ -297,64 +297,10 @@ class Gathered:
     """How many of the factors must agree."""
 
 
-@dataclass(frozen=True)
-class Tiled:
-    """Noisy answers of whole marginals, as tiles of one shape; the first `used` tiles count."""
-
-    left: Array
-    right: Array
-    targets: Array
-    precision: Array
-    used: Array
-
-
 jax.tree_util.register_dataclass(Gathered, data_fields=["lines", "targets", "precision"], meta_fields=["least"])
-jax.tree_util.register_dataclass(Tiled, data_fields=["left", "right", "targets", "precision", "used"], meta_fields=[])
 
 
 def gathered_loss(table: Array, weights: Array, goal: Gathered) -> Array:
     """Returns half the sum of squared residuals in units of sigma, over single queries."""
     residuals = gather_answers(table, weights, goal.lines, goal.least) - goal.targets
     return 0.5 * jnp.sum(goal.precision * residuals**2)
-
-
-@jax.custom_vjp
-def tiled_loss(table: Array, weights: Array, goal: Tiled) -> Array:
-    """Returns half the sum of squared residuals in units of sigma, over whole marginals, one tile at a time.
-
-    The gradient is found in the same pass, so that a tile is formed once: with G = precision (L R^T - target) and
-    R = w * (products of right lines), dL = G R and dR = w * (G^T L), each added to the lines it came from.
-    """
-    return _tiled_forward(table, weights, goal)[0]
-
-
-def _tiled_forward(table: Array, weights: Array, goal: Tiled) -> tuple[Array, tuple[Array, Array]]:
-    factors = goal.right.shape[1]
-
-    def add_tile(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        loss, table_gradient, weights_gradient = state
-        left = table[goal.left[i]]
-        parts = [table[goal.right[i, factor]] for factor in range(factors)]
-        right = math.prod(parts[1:], start=parts[0])
-        weighted = right * weights
-        residuals = left @ weighted.T - goal.targets[i]
-        pull = goal.precision[i] * residuals
-        table_gradient = table_gradient.at[goal.left[i]].add(pull @ weighted)
-        back = pull.T @ left
-        weights_gradient = weights_gradient + jnp.sum(back * right, axis=0)
-        back = back * weights
-        for factor in range(factors):
-            others = math.prod([part for j, part in enumerate(parts) if j != factor], start=back)
-            table_gradient = table_gradient.at[goal.right[i, factor]].add(others)
-        return loss + 0.5 * jnp.sum(pull * residuals), table_gradient, weights_gradient
-
-    start = (jnp.zeros((), table.dtype), jnp.zeros_like(table), jnp.zeros_like(weights))
-    loss, *gradients = jax.lax.fori_loop(0, goal.used, add_tile, start)
-    return loss, tuple(gradients)
-
-
-def _tiled_backward(gradients: tuple[Array, Array], pulled: Array) -> tuple[Array, Array, None]:
-    return pulled * gradients[0], pulled * gradients[1], None
-
-
-tiled_loss.defvjp(_tiled_forward, _tiled_backward)

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from anamorph.curator.estimates import RelaxedTable
 from anamorph.curator.tallies import RowFunction, Special, Tally
 from anamorph.errors import CorruptionError, ParameterError
-from anamorph.models import functions, goals, products
+from anamorph.models import functions, goals, products, tiles
 from anamorph.models.answers import no_residuals
 from anamorph.models.descent import Problem, descend
 from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax, step_back
@@ -266,7 +266,7 @@ def table_loss(layout: Layout, probabilities: Stacks, weights: Array, aims: goal
 def lines_loss(layout: Layout, table: Array, weights: Array, aims: goals.Goals) -> Array:
     """Returns chi^2 / (2 n) of the lines of a table."""
     parts = [products.gathered_loss(table, weights, gathered) for gathered in aims.gathered]
-    parts += [products.tiled_loss(table, weights, tiled) for tiled in aims.tiled]
+    parts += [tiles.tiled_loss(table, weights, tiled) for tiled in aims.tiled]
     parts += [functions.functioned_loss(table[layout.lines], weights, goal) for goal in aims.functioned]
     return sum(parts, start=jnp.zeros((), table.dtype))
 
