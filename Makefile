@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench peers compare install clean
+.PHONY: demo test check format bench peers compare accuracy install clean
 
 demo: $(READY)  ## the main job on a fictional survey: a private release, rows, answers
 	rm -rf demo
@@ -39,6 +39,9 @@ LIMIT ?= 900
 compare: $(READY)  ## one table of all mechanisms and peers, as CSV and a plot too
 	$(BIN)/python -m bench.compare --data "$(DATA)" --workload "$(WORKLOAD)" --epsilon "$(EPSILON)" \
 		--neighbours "$(NEIGHBOURS)" --seed "$(SEED)" --only "$(ONLY)" --seconds "$(LIMIT)" $(if $(FRESH),--fresh)
+
+accuracy: $(READY)  ## auto against all others over data, workloads and epsilons; ONLY=auto,aim runs a part
+	$(BIN)/python -m bench.grid --only "$(ONLY)" $(if $(FRESH),--fresh)
 
 install: $(READY)  ## .venv with every extra; then .venv/bin/anamorph
 

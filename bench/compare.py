@@ -244,21 +244,45 @@ def known(result: Result, found: Sequence[Result], limits: Limits) -> bool:
     return bool(earlier) and not any(stop and float(stop[1]) < limits.seconds for stop in stopped)
 
 
-def compare(comparison: Comparison, *, only: Sequence[str] = (), fresh: bool = False) -> list[Result]:
-    """Returns the table, having run what is not in its file yet; the file is written after every run."""
-    path = RESULTS / f"{results.file_name(comparison.data, comparison.workload, comparison.epsilon)}.csv"
-    found = results.read(path)
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(comparison, Path(folder))
-        for entry in entries(comparison):
-            if not chosen(entry, only) or (not fresh and known(entry.result, found, comparison.limits)):
+def store(comparison: Comparison, folder: Path | None = None) -> Path:
+    """Returns the file of a comparison's results."""
+    name = results.file_name(comparison.data, comparison.workload, comparison.epsilon)
+    return (folder or RESULTS) / f"{name}.csv"
+
+
+def lines(comparison: Comparison, found: Sequence[Result]) -> list[Result]:
+    """Returns the table: a line for each name, of the relation that is asked for; peers know one alone."""
+    return results.medians([item for item in found if item.peer or item.neighbours == comparison.neighbours])
+
+
+def compare(
+    comparison: Comparison, *, only: Sequence[str] = (), fresh: bool = False, folder: Path | None = None
+) -> list[Result]:
+    """Returns all results of a comparison, having run what is not in its file yet."""
+    asked = [entry for entry in entries(comparison) if chosen(entry, only)]
+    return complete(comparison, asked, fresh=fresh, folder=folder)
+
+
+def complete(
+    comparison: Comparison, asked: Sequence[Entry], *, fresh: bool = False, folder: Path | None = None
+) -> list[Result]:
+    """Returns all results of a comparison, having run those entries that are not in its file yet.
+
+    The file is written after every run: what stops a run loses that run alone.
+    """
+    path, bench = store(comparison, folder), None
+    with tempfile.TemporaryDirectory() as scratch:
+        for entry in asked:
+            if not fresh and known(entry.result, results.read(path), comparison.limits):
                 continue
-            print(f"{entry.result.name} {entry.result.settings}", file=sys.stderr, flush=True)
+            bench = bench or Bench(comparison, Path(scratch))
+            print(f"{comparison.title}, seed {comparison.seed}: {entry.result.name}", file=sys.stderr, flush=True)
             result = run(entry, bench)
             print(results.table([result]).splitlines()[-1], file=sys.stderr, flush=True)
-            found = results.with_result(found, result)
-            results.write(path, results.ordered(found))
-    plot.save(found, comparison.title, path.with_suffix(".svg"))
+            results.add(path, result)
+    found = results.read(path)
+    if found and (bench or not path.with_suffix(".svg").exists()):
+        plot.save(lines(comparison, found), comparison.title, path.with_suffix(".svg"))
     return found
 
 
@@ -277,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     limits = Limits(seconds=given.seconds)
     comparison = Comparison(given.data, given.workload, given.epsilon, given.neighbours, given.seed, limits)
     only = [name.strip() for name in given.only.split(",") if name.strip()]
-    print(results.table(compare(comparison, only=only, fresh=given.fresh)))
+    print(results.table(lines(comparison, compare(comparison, only=only, fresh=given.fresh))))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 FIGURES = ("model_max", "model_mean", "model_tv", "rows_max", "rows_mean", "rows_tv")
+COSTS = ("seconds", "cpu_seconds", "peak_mb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +104,53 @@ def rounded(value: Any) -> Any:  # noqa: ANN401 - a cell of CSV
 
 
 def with_result(found: Sequence[Result], result: Result) -> list[Result]:
-    """Returns the results with one more, in the place of an earlier one of the same name."""
-    return [*(item for item in found if item.name != result.name), result]
+    """Returns the results with one more, in the place of earlier ones of the same name and relation.
+
+    Other seeds stay if they are of the same version and settings: all runs of a name can be put together.
+    """
+    return [*(item for item in found if not replaces(result, item)), result]
+
+
+def replaces(result: Result, earlier: Result) -> bool:
+    """Returns whether a result takes the place of an earlier one."""
+    if (earlier.name, earlier.neighbours) != (result.name, result.neighbours):
+        return False
+    return earlier.seed == result.seed or (earlier.version, earlier.settings) != (result.version, result.settings)
+
+
+def add(path: Path, result: Result) -> list[Result]:
+    """Returns the results of a file with one more, having written them.
+
+    The file is read again for each result, and writers wait for each other: parts of a comparison may run at once.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = ordered(with_result(read(path), result))
+        write(path, found)
+    finally:
+        os.close(lock)
+    return found
+
+
+def medians(found: Sequence[Result]) -> list[Result]:
+    """Returns one result for each name: the median of each figure over the seeds that have it."""
+    names = dict.fromkeys(item.name for item in found)
+    return [middle([item for item in found if item.name == name]) for name in names]
+
+
+def middle(runs: Sequence[Result]) -> Result:
+    """Returns the medians of runs of one name; those without a result count only where all are."""
+    done = [item for item in runs if not item.error]
+    if len(runs) == 1 or not done:
+        return runs[0]
+    seeds = f"median of {len(done)} seeds" + (f", {len(runs) - len(done)} without result" * (len(done) < len(runs)))
+    values: dict[str, Any] = {}
+    for name in FIGURES + COSTS:
+        given = [getattr(item, name) for item in done if getattr(item, name) is not None]
+        values[name] = median(given) if given else None
+    return replace(done[0], **values, remark="; ".join(text for text in (seeds, done[0].remark) if text))
 
 
 def ordered(found: Sequence[Result]) -> list[Result]:
@@ -124,7 +173,7 @@ def table(found: Sequence[Result]) -> str:
 def cells(item: Result) -> tuple[str, ...]:
     """Returns one line of the table."""
     figures = [shown(getattr(item, name), ".2e" if "mean" in name else ".4f") for name in FIGURES]
-    costs = [shown(value, ".0f") for value in (item.seconds, item.cpu_seconds, item.peak_mb)]
+    costs = [shown(value, ".0f") for value in (getattr(item, name) for name in COSTS)]
     why = f"NO RESULT: {item.error}" if item.error else ""
     return (item.name, *figures, *costs, "; ".join(text for text in (why, item.remark) if text))
 

@@ -12,10 +12,13 @@ probabilities more closely than independent draws would.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from anamorph import progress
+from anamorph.polishing import polished
 from anamorph.table import Table
 
 ENTRIES = 1 << 22
@@ -29,10 +32,16 @@ def round_rows(
     *,
     rows: int,
     seed: int,
+    targets: Mapping[tuple[int, ...], NDArray[np.floating]] | None = None,
 ) -> Table:
-    """Returns `rows` rows drawn from relaxed ones: a line of `probabilities` for each code, a column for each row."""
+    """Returns `rows` rows drawn from relaxed ones: a line of `probabilities` for each code, a column for each row.
+
+    With targets, the answers of the relaxed rows to some marginals, the rows are polished: their own come near these.
+    """
     generator = np.random.default_rng(seed)
-    codes, _ = draw(probabilities, weights, sizes, rows, generator)
+    codes, owner = draw(probabilities, weights, sizes, rows, generator)
+    if targets:
+        codes = polished(codes, owner, probabilities, sizes, targets, seed=seed)
     return Table(codes[generator.permutation(rows)], sizes)
 
 

@@ -16,10 +16,11 @@ from anamorph import progress
 from anamorph.columns import OTHER, Categorical, Codes, Column, Datetime, Numeric, guarded, label
 from anamorph.curator.bands import Bands
 from anamorph.curator.rowwise import RowFunction
-from anamorph.curator.tallies import AtLeast, GroupBy, Tally
+from anamorph.curator.tallies import AtLeast, GroupBy, Tally, marginal_cells
 from anamorph.curator.where import Where
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.intervals import intervals
+from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Release
 from anamorph.schema import Schema
@@ -40,8 +41,18 @@ def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> 
     wanted = max(round(release.total), 1) if rows is None else rows
     if not 1 <= wanted <= MOST_ROWS:
         raise ParameterError(f"rows ({wanted}) must be from 1 to {MOST_ROWS}")
-    table = release.model.sample(wanted, seed=seed)
+    table = release.model.sample(wanted, seed=seed, keep=measured_sets(release))
     return stamped(release.schema.decode(table, np.random.default_rng((seed, 1))), release)
+
+
+def measured_sets(release: Release) -> tuple[tuple[int, ...], ...]:
+    """Returns the columns of each marginal that was measured whole and is inside no other: what rows should keep."""
+    parts = (part for measurement in release.measurements for part in measurement.workload.parts)
+    sets = {frozenset(features) for part in parts if isinstance(part, Marginals) for features in part.sets}
+    inner = {frozenset(less) for features in sets for less in itertools.combinations(features, len(features) - 1)}
+    found = sorted(tuple(sorted(features)) for features in sets - inner if len(features) > 1)
+    cells = sum(marginal_cells(release.schema.sizes, features) for features in found)
+    return tuple(found) if cells <= LARGEST_ANSWERS else ()
 
 
 def answer_table(release: Release, spec: str, *, confidence: float = 0.95) -> pa.Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 
 import jax
@@ -36,21 +38,17 @@ def compared(built):
         columns = map(np.asarray, (gathered.lines, gathered.targets, gathered.precision))
         found += [query for query in zip(*columns, strict=True) if query[2] > 0]
     for tiled in built.tiled:
-        left, right, targets, precision = (
-            np.asarray(part) for part in (tiled.left, tiled.right, tiled.targets, tiled.precision)
+        windows, left, right, pivots, targets, precision = (
+            np.asarray(part)
+            for part in (tiled.lines, tiled.left, tiled.right, tiled.pivots, tiled.targets, tiled.precision)
         )
-        for i in range(int(tiled.used)):
-            for a, b in np.ndindex(*targets[i].shape):
-                lines = np.array([left[i, a], *right[i, :, b]])
-                if layout_zero(lines):
-                    assert targets[i, a, b] == 0
-                else:
-                    found.append((lines, targets[i, a, b], precision[i]))
+        assert not np.any(precision[int(tiled.used) :])
+        assert not np.any(targets[precision == 0])
+        for i, a, b in np.argwhere(precision > 0):
+            lines = np.array([windows[left[i], a], windows[right[i], b], *pivots[i]])
+            found.append((lines, targets[i, a, b], precision[i, a, b]))
+    assert not any(LAYOUT.zero in lines for lines, *_ in found)
     return Counter((frozenset(lines.tolist()) - {LAYOUT.one}, float(t), float(p)) for lines, t, p in found)
-
-
-def layout_zero(lines):
-    return LAYOUT.zero in lines
 
 
 def listed(measurements):
@@ -73,8 +71,27 @@ def listed(measurements):
 def test_every_cell_is_compared_once_with_its_weight():
     measurements = [measurement(Workload((Marginals(SIZES, SETS),)), seed=seed) for seed in (1,)]
     built = goals.build(LAYOUT, measurements)
-    assert all(int(tiled.used) > 0 for tiled in built.tiled)
+    assert len(built.tiled) == 1
     assert compared(built) == listed(measurements)
+
+
+def test_marginals_of_one_feature_small_scattered_ones_and_single_cells_are_gathered():
+    workload = Workload((Marginals(SIZES, SETS),))
+    built = goals.build(LAYOUT, [measurement(workload), measurement(workload.by_cell().take([700, 3, 4650, 1]))])
+    scattered = sum(math.prod(SIZES[f] for f in features) for features in ((0,), (0, 2), (2, 5)))
+    assert np.count_nonzero(built.gathered[0].precision) == scattered + 4
+    assert np.count_nonzero(built.tiled[0].precision) == workload.cells - scattered
+
+
+def test_small_marginals_that_share_tiles_are_tiled():
+    layout = Layout((2,) * 16)
+    pairs = Workload((Marginals(layout.sizes, tuple(itertools.combinations(range(16), 2))),))
+    built = goals.build(layout, [measurement(pairs)])
+    assert not np.any(built.gathered[0].precision)
+    assert int(built.tiled[0].used) == 1
+    few = goals.build(layout, [measurement(Workload((Marginals(layout.sizes, ((0, 1), (2, 3))),)))])
+    assert few.tiled == ()
+    assert np.count_nonzero(few.gathered[0].precision) == 8
 
 
 def test_single_cells_are_compared_in_their_order():

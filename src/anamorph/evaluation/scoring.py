@@ -11,6 +11,7 @@ from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Release
 from anamorph.schema import Schema
 from anamorph.sources import TableSource, open_source
+from anamorph.tables import measured_sets
 
 OVERSAMPLING = 5
 """Rows scored for each relaxed row: the paper's choice."""
@@ -32,7 +33,8 @@ def score(release: Release, data: Any, schema: Schema, spec: str, *, seed: int =
                 names = [f"part {number}" for number in range(1, len(found) + 1)]
             figures["parts"] = [{"workload": name} | part.to_dict() for name, part in zip(names, found, strict=True)]
         try:
-            table = release.model.sample(max(round(release.total), OVERSAMPLING * 1000), seed=seed)
+            count = max(round(release.total), OVERSAMPLING * 1000)
+            table = release.model.sample(count, seed=seed, keep=measured_sets(release))
         except ParameterError:
             return figures
         rows = merged(row_errors(truth, TableSource(table, schema), workload)).to_dict()

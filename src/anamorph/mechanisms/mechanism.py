@@ -49,6 +49,7 @@ class Mechanism(Protocol):
 
 NAMES = {
     "aim": ("anamorph.mechanisms.aim", "AIM"),
+    "auto": ("anamorph.mechanisms.auto", "Auto"),
     "all-zero": ("anamorph.mechanisms.all_zero", "AllZero"),
     "dp-merf": ("anamorph.mechanisms.dp_merf", "DPMERF"),
     "gaussian": ("anamorph.mechanisms.gaussian", "Gaussian"),

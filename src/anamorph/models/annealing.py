@@ -187,6 +187,16 @@ class Extended(Layout):
         """The line of code 0 of each feature, and of the first band of each grid."""
         return np.concatenate([Layout(self.sizes).offsets, self.height + 2 + np.cumsum((0, *self.bands[:-1]))])
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of lines of each feature and of each grid."""
+        return (*self.sizes, *self.bands)
+
+    @property
+    def end(self) -> int:
+        """The number of lines of the whole matrix, bands included."""
+        return self.height + 2 + sum(self.bands)
+
 
 def build(layout: Layout, columns: Columns, measurements: Sequence[Measurement]) -> Aims:
     """Returns what a fit compares with."""

@@ -37,7 +37,7 @@ class Zero:
         for piece in workload.pieces():
             yield np.zeros(piece.tally.cells, np.float32)
 
-    def sample(self, rows: int, *, seed: int) -> Table:
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
         """Refuses."""
         raise no_rows()
 
@@ -129,7 +129,7 @@ class Answers:
             raise not_measured()
         return min(covering, key=lambda over: self.sigma[over] ** 2 * marginal_cells(self.sizes, over))
 
-    def sample(self, rows: int, *, seed: int) -> Table:
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
         """Refuses."""
         raise no_rows()
 

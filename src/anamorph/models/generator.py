@@ -98,9 +98,9 @@ class Generator:
         """Returns the one-way answers of every feature: a number for each line."""
         return self.rows.popular()
 
-    def sample(self, rows: int, *, seed: int) -> Table:
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
         """Returns rows rounded at random from the relaxed ones that were fitted."""
-        return self.rows.sample(rows, seed=seed)
+        return self.rows.sample(rows, seed=seed, keep=keep)
 
     def arrays(self) -> dict[str, NDArray]:
         """Returns what a release keeps."""

@@ -8,7 +8,7 @@ longer list of measurements seldom changes a shape and costs a compilation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +21,7 @@ from anamorph.models.answers import no_residuals
 from anamorph.models.functions import Functioned, functioned
 from anamorph.models.products import Counted, Gathered, conjunction_factors, gather, simplest
 from anamorph.models.simplex import Layout
-from anamorph.models.tiles import Tiled, tiled
+from anamorph.models.tiles import Tiled, Whole, tiled, worthwhile
 from anamorph.release import Measurement
 
 LEAST = 256
@@ -67,8 +67,7 @@ def build(layout: Layout, measurements: Sequence[Measurement]) -> Goals:
     check_thresholds(items)
     counted = [item.tally for item in items if not isinstance(item.tally, RowFunction)]
     factors = max([1, *map(conjunction_factors, counted)])
-    singles = [item for item in items if not is_tiled(item.tally)]
-    wholes = [(item.tally, item.values, item.precision[0]) for item in items if is_tiled(item.tally)]
+    wholes, singles = parted(layout, items)
     return Goals(
         gathered_goals(layout, singles, factors),
         (tiled(layout, wholes),) if wholes else (),
@@ -76,9 +75,15 @@ def build(layout: Layout, measurements: Sequence[Measurement]) -> Goals:
     )
 
 
-def is_tiled(tally: Counted | RowFunction) -> TypeGuard[GroupBy]:
-    """Returns whether a tally is compared in tiles: a marginal of two features or more."""
-    return isinstance(tally, GroupBy) and len(tally.features) > 1
+def parted(layout: Layout, items: Sequence[Measured]) -> tuple[Sequence[Whole], Sequence[Measured]]:
+    """Returns the marginals that are compared in tiles, and what else there is.
+
+    Tiles are for marginals of two features or more, unless they are small and scattered.
+    """
+    several = [item.tally for item in items if isinstance(item.tally, GroupBy) and len(item.tally.features) > 1]
+    chosen = {tally for tally, worth in zip(several, worthwhile(layout, several), strict=True) if worth}
+    wholes = [(item.tally, item.values, float(item.precision[0])) for item in items if item.tally in chosen]
+    return wholes, [item for item in items if item.tally not in chosen]
 
 
 def functioned_goals(items: Iterable[Measured]) -> tuple[Functioned, ...]:

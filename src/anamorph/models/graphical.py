@@ -132,7 +132,7 @@ class GraphicalModel:
             found[mine] = self.answer(block)[tally.positions[mine]]
         return found
 
-    def sample(self, rows: int, *, seed: int) -> Table:
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
         """Returns rows drawn clique by clique, parents first: each given the features that it shares with its parent.
 
         The rows that agree in those features are dealt to the others by stratified sampling (see rounding.py), the rows

@@ -133,7 +133,7 @@ class LeastSquares:
             variance += float(np.vdot(folded, folded)) * self.parts[subset].variance
         return Noisy(value, math.sqrt(variance))
 
-    def sample(self, rows: int, *, seed: int) -> Table:
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
         """Refuses."""
         raise no_rows()
 

@@ -168,7 +168,7 @@ class MixedRows:
         """Returns the probability of each row that a number is present, or that it is missing."""
         return self.coded.probabilities[self.starts[self.columns.place(number)] + int(missing)]
 
-    def sample(self, rows: int, *, seed: int) -> Table:
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
         """Returns rows rounded at random from the relaxed ones; numbers are those of their row."""
         generator = np.random.default_rng(seed)
         inner, owner = draw(self.coded.probabilities, self.coded.weights, self.columns.relaxed, rows, generator)

@@ -25,8 +25,11 @@ class Model(Protocol):
         """Yields the answers of each piece of the workload, as fractions of the rows."""
         ...
 
-    def sample(self, rows: int, *, seed: int) -> Table:
-        """Returns synthetic rows; a model that has none raises ParameterError."""
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
+        """Returns synthetic rows; a model that has none raises ParameterError.
+
+        Some models bring the marginals of the rows over the sets of columns in `keep` near their own answers.
+        """
         ...
 
     def arrays(self) -> dict[str, NDArray]:

@@ -12,7 +12,7 @@ probability that at least r of the values are drawn, each drawn on its own. With
 - a whole block of thresholds is a sum of whole marginals (`AtLeast.broadcast`).
 
 Costs, for n' rows: a cell k n' multiplications, memory bound, and r times as many for a threshold; a tile of a x b
-cells 2 a b n' flops forwards and twice that backwards, plus (a + (k - 1) b) lines read and added to.
+cells 2 a b n' flops, plus (a + (k - 1) b) lines read. Fits compare whole marginals in tiles of another kind (tiles.py).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from anamorph.curator.tallies import AtLeast, GroupBy, Tests
 from anamorph.models.simplex import Layout
+from anamorph.models.tiles import NO_TAIL, Tail, misfit
 
 Counted = GroupBy | AtLeast | Tests
 """The tallies that are sums of products of lines."""
@@ -143,14 +144,6 @@ class Tiling:
     def grid(self, shape: Shape) -> tuple[int, int]:
         """Returns how many tiles cover the rows, and how many the columns."""
         return -(-self.rows // shape[0]), -(-self.columns // shape[1])
-
-    def as_tiles(self, values: NDArray[np.floating], shape: Shape) -> NDArray[np.float32]:
-        """Returns the marginal's values, in C order, as tiles, padded with zeros."""
-        down, across = self.grid(shape)
-        whole = np.zeros((down * shape[0], across * shape[1]), np.float32)
-        matrix = np.moveaxis(values.reshape(self.tally.shape), self.left, 0)
-        whole[: self.rows, : self.columns] = matrix.reshape(self.rows, self.columns)
-        return whole.reshape(down, shape[0], across, shape[1]).swapaxes(1, 2).reshape(-1, *shape)
 
     def as_values(self, tiles: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns tiles as the marginal's values, in C order."""
@@ -300,7 +293,7 @@ class Gathered:
 jax.tree_util.register_dataclass(Gathered, data_fields=["lines", "targets", "precision"], meta_fields=["least"])
 
 
-def gathered_loss(table: Array, weights: Array, goal: Gathered) -> Array:
-    """Returns half the sum of squared residuals in units of sigma, over single queries."""
+def gathered_loss(table: Array, weights: Array, goal: Gathered, tail: Tail = NO_TAIL) -> Array:
+    """Returns the misfit of single queries: half the sum of their squared residuals in units of sigma, and tails."""
     residuals = gather_answers(table, weights, goal.lines, goal.least) - goal.targets
-    return 0.5 * jnp.sum(goal.precision * residuals**2)
+    return misfit(residuals, goal.precision, tail)[0]

@@ -33,12 +33,13 @@ from jax import Array
 from numpy.typing import NDArray
 
 from anamorph.curator.estimates import RelaxedTable
-from anamorph.curator.tallies import RowFunction, Special, Tally
+from anamorph.curator.tallies import GroupBy, RowFunction, Special, Tally
 from anamorph.errors import CorruptionError, ParameterError
-from anamorph.models import functions, goals, products, tiles
+from anamorph.models import functions, goals, products
 from anamorph.models.answers import no_residuals
 from anamorph.models.descent import Problem, descend
 from anamorph.models.simplex import NOWHERE, Layout, Stacks, softmax, sparsemax, step_back
+from anamorph.models.tiles import ALL, NO_TAIL, Share, Tail, tiled_loss
 from anamorph.queries.workload import WHOLE, Workload
 from anamorph.release import Measurement
 from anamorph.rounding import round_rows
@@ -107,9 +108,10 @@ class RelaxedRows:
         """Returns the one-way answers of every feature: a number for each line."""
         return self.probabilities @ self.weights.astype(np.float64)
 
-    def sample(self, rows: int, *, seed: int) -> Table:
-        """Returns rows rounded at random from the relaxed ones."""
-        return round_rows(self.probabilities, self.weights, self.sizes, rows=rows, seed=seed)
+    def sample(self, rows: int, *, seed: int, keep: Sequence[tuple[int, ...]] = ()) -> Table:
+        """Returns rows rounded at random from the relaxed ones, their marginals over `keep` polished."""
+        targets = {f: self.answer(GroupBy(self.sizes, f, 0, self.sizes[f[0]])) for f in keep}
+        return round_rows(self.probabilities, self.weights, self.sizes, rows=rows, seed=seed, targets=targets)
 
     def arrays(self) -> dict[str, NDArray]:
         """Returns what a release keeps."""
@@ -263,10 +265,12 @@ def table_loss(layout: Layout, probabilities: Stacks, weights: Array, aims: goal
     return loss
 
 
-def lines_loss(layout: Layout, table: Array, weights: Array, aims: goals.Goals) -> Array:
-    """Returns chi^2 / (2 n) of the lines of a table."""
-    parts = [products.gathered_loss(table, weights, gathered) for gathered in aims.gathered]
-    parts += [tiles.tiled_loss(table, weights, tiled) for tiled in aims.tiled]
+def lines_loss(
+    layout: Layout, table: Array, weights: Array, aims: goals.Goals, tail: Tail = NO_TAIL, share: Share = ALL
+) -> Array:
+    """Returns chi^2 / (2 n) of the lines of a table, with its tail; of whole marginals, a share may stand for all."""
+    parts = [products.gathered_loss(table, weights, gathered, tail) for gathered in aims.gathered]
+    parts += [tiled_loss(table, weights, tiled, tail, share) for tiled in aims.tiled]
     parts += [functions.functioned_loss(table[layout.lines], weights, goal) for goal in aims.functioned]
     return sum(parts, start=jnp.zeros((), table.dtype))
 

@@ -55,6 +55,16 @@ class Layout:
         return sum(size * len(features) for size, features in self.stacks)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of lines of each feature, padding left out."""
+        return self.sizes
+
+    @property
+    def end(self) -> int:
+        """The number of lines of the whole matrix."""
+        return self.height + 2
+
+    @property
     def one(self) -> int:
         """The line of ones."""
         return self.height

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -46,7 +47,13 @@ OVERHEAD = 900
 BATCH = 64
 """How many tiles are formed at a time where there is a device."""
 
+EXACT = jax.lax.Precision.HIGHEST
+"""Products in single precision everywhere: some devices would round their factors to fewer bits."""
+
 Reals = NDArray[np.float32]
+
+Whole = tuple[GroupBy, NDArray[np.floating], float]
+"""A measured marginal, or a slab of one: its noisy answers and their precision."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Windows:
         """The first line of each window, rising."""
         starts: list[int] = []
         for feature in np.argsort(self.layout.offsets):
-            first, size = int(self.layout.offsets[feature]), self.layout.sizes[feature]
+            first, size = int(self.layout.offsets[feature]), self.layout.widths[feature]
             for line in range(first, first + size, self.height):
                 if not starts or min(line + self.height, first + size) > starts[-1] + self.height:
                     starts.append(line)
@@ -70,7 +77,8 @@ class Windows:
     @cached_property
     def lines(self) -> NDArray[np.int64]:
         """The lines of each window; beyond the last line of the table, the line of zeros."""
-        return np.minimum(self.starts[:, None] + np.arange(self.height), self.layout.zero)
+        lines = self.starts[:, None] + np.arange(self.height)
+        return np.where(lines < self.layout.end, lines, self.layout.zero)
 
     def where(self, lines: NDArray[np.int64]) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:
         """Yields (window, span, slots) for each window that holds some of these neighbouring lines.
@@ -78,10 +86,10 @@ class Windows:
         `span` tells which of the lines are in the window, `slots` at which places of it. A line is always found in the
         last window that begins at or before it.
         """
-        owners = np.searchsorted(self.starts, lines, side="right") - 1
-        for window in np.unique(owners):
-            span = slice(*np.searchsorted(owners, [window, window + 1]))
-            yield int(window), span, lines[span] - self.starts[window]
+        first, last = np.searchsorted(self.starts, (lines[0], lines[-1]), side="right") - 1
+        edges = [0, *(self.starts[first + 1 : last + 1] - lines[0]).tolist(), lines.size]
+        for window, span in enumerate(itertools.starmap(slice, itertools.pairwise(edges)), start=int(first)):
+            yield window, span, lines[span] - self.starts[window]
 
     @property
     def cost(self) -> int:
@@ -111,11 +119,13 @@ class Tiled:
     precision: Array
     """The weight of half a squared residual in the loss, for each cell; 0 where nothing was measured."""
     used: Array
+    apart: Array
+    """How far apart answers of the same cells are: the misfit that is left where a table agrees with their mean."""
 
 
 jax.tree_util.register_dataclass(
     Tiled,
-    data_fields=["lines", "left", "right", "pivots", "targets", "precision", "used"],
+    data_fields=["lines", "left", "right", "pivots", "targets", "precision", "used", "apart"],
     meta_fields=[],
 )
 
@@ -125,14 +135,18 @@ class Tail(NamedTuple):
 
     weight: Array | float = 0.0
     reach: Array | float = 1.0
-    """In units of sqrt(n) sigmas: an answer of precision p may be off by reach / sqrt(p)."""
+    """In units of sqrt(n) sigmas, above 0: an answer of precision p may be off by reach / sqrt(p)."""
 
 
 class Share(NamedTuple):
     """Which tiles a step compares with: every `parts`-th, from number `part` on."""
 
     part: Array | int = 0
-    parts: int = 1
+    parts: Array | int = 1
+
+
+NO_TAIL = Tail()
+ALL = Share()
 
 
 def misfit(residuals: Array, precision: Array, tail: Tail) -> tuple[Array, Array]:
@@ -144,7 +158,7 @@ def misfit(residuals: Array, precision: Array, tail: Tail) -> tuple[Array, Array
 
 
 @jax.custom_vjp
-def tiled_loss(table: Array, weights: Array, goal: Tiled, tail: Tail = Tail(), share: Share = Share()) -> Array:
+def tiled_loss(table: Array, weights: Array, goal: Tiled, tail: Tail = NO_TAIL, share: Share = ALL) -> Array:
     """Returns the misfit of whole marginals; that of a share of the tiles, times the number of shares.
 
     The gradient is found in the same pass, so that a tile is formed once: with s = w * p, L = A diag(s), and the pull
@@ -178,11 +192,11 @@ def _forward(table: Array, weights: Array, goal: Tiled, tail: Tail, share: Share
         scale = weights * product
         rows, columns = panels[left], panels[right]
         scaled = rows * scale[:, None]
-        residuals = jnp.einsum("gar,gbr->gab", scaled, columns) - goal.targets[ids]
+        residuals = jnp.einsum("gar,gbr->gab", scaled, columns, precision=EXACT) - goal.targets[ids]
         loss, pull = misfit(residuals, goal.precision[ids] * live[:, None, None], tail)
-        back = jnp.einsum("gab,gbr->gar", pull, columns)
+        back = jnp.einsum("gab,gbr->gar", pull, columns, precision=EXACT)
         by_scale = jnp.einsum("a,gar->gr", jnp.ones(back.shape[1], back.dtype), back * rows)
-        found = added(sums.windows, right, jnp.einsum("gab,gar->gbr", pull, scaled))
+        found = added(sums.windows, right, jnp.einsum("gab,gar->gbr", pull, scaled, precision=EXACT))
         found = added(found, left, back * scale[:, None])
         by_pivots = sums.pivots
         for factor in range(factors):
@@ -194,7 +208,7 @@ def _forward(table: Array, weights: Array, goal: Tiled, tail: Tail, share: Share
     turns = -(-(goal.used - share.part) // (share.parts * batch))
     sums = jax.lax.fori_loop(0, turns, add, start)
     gradient = sums.pivots.at[goal.lines].add(sums.windows)
-    return share.parts * sums.loss, (share.parts * gradient, share.parts * sums.weights)
+    return share.parts * sums.loss + goal.apart, (share.parts * gradient, share.parts * sums.weights)
 
 
 def added(sums: Array, places: Array, parts: Array) -> Array:
@@ -202,7 +216,7 @@ def added(sums: Array, places: Array, parts: Array) -> Array:
     if places.shape[0] == 1:
         return jax.lax.dynamic_update_index_in_dim(sums, sums[places[0]] + parts[0], places[0], 0)
     chosen = (places[None, :] == jnp.arange(sums.shape[0])[:, None]).astype(parts.dtype)
-    return sums + jnp.tensordot(chosen, parts, axes=1)
+    return sums + jnp.tensordot(chosen, parts, axes=1, precision=EXACT)
 
 
 def _backward(gradients: tuple[Array, Array], pulled: Array) -> tuple[Array, Array, None, None, None]:
@@ -239,8 +253,8 @@ class Placed:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """The places of the two features that are not pivots, in the order of their numbers."""
-        first, second = (place for place in range(len(self.tally.features)) if place not in self.pivots)
+        """The places of the two features that are not pivots, in the order of the features."""
+        first, second = (place for place in places(self.tally) if place not in self.pivots)
         return first, second
 
 
@@ -261,7 +275,7 @@ class Packing:
 
     def size(self, pivots: tuple[int, ...]) -> int:
         """Returns the number of combinations of codes of pivots."""
-        return math.prod(self.windows.layout.sizes[feature] for feature in pivots)
+        return math.prod(self.windows.layout.widths[feature] for feature in pivots)
 
     def pairs(self, item: Placed) -> Iterator[tuple[int, int]]:
         """Yields the windows of a marginal's rows and columns, the lower first."""
@@ -278,8 +292,7 @@ class Packing:
 
     def place(self, item: Placed) -> Placed:
         """Returns the marginal with the pivots that need the fewest new tiles, and makes room for these."""
-        order = len(item.tally.features)
-        choices = itertools.combinations(range(order), order - 2)
+        choices = itertools.combinations(places(item.tally), len(item.tally.features) - 2)
         placed = min((Placed(item.tally, item.values, item.precision, pivots) for pivots in choices), key=self.missing)
         for pair in self.pairs(placed):
             key = (features(placed), *pair)
@@ -288,12 +301,17 @@ class Packing:
         return placed
 
 
+def places(tally: GroupBy) -> list[int]:
+    """Returns the places of a marginal's features in the order of the features, however they are listed."""
+    return sorted(range(len(tally.features)), key=lambda place: tally.features[place])
+
+
 def features(item: Placed) -> tuple[int, ...]:
     """Returns the features that are pivots of a marginal."""
     return tuple(item.tally.features[place] for place in item.pivots)
 
 
-def tiled(layout: Layout, items: Sequence[tuple[GroupBy, NDArray[np.floating], float]]) -> Tiled:
+def tiled(layout: Layout, items: Sequence[Whole]) -> Tiled:
     """Returns measured marginals of two features or more, each with its noisy answers and their precision, as tiles."""
     packing = Packing(windows(layout))
     ordered = sorted(items, key=lambda item: -item[0].cells)
@@ -301,38 +319,66 @@ def tiled(layout: Layout, items: Sequence[tuple[GroupBy, NDArray[np.floating], f
     factors = max([1, *(len(item.pivots) for item in placed)])
     room, height = rooms(packing.tiles), packing.windows.height
     targets, precision = np.zeros((room, height, height), np.float32), np.zeros((room, height, height), np.float32)
-    for item in placed:
-        fill(packing, item, targets, precision)
+    apart = sum(fill(packing, item, targets, precision) for item in placed)
     left, right = np.zeros(room, np.int32), np.zeros(room, np.int32)
     pivots = np.full((room, factors), layout.one, np.int32)
     for group in packing.groups.values():
         span = slice(group.first, group.first + packing.size(group.pivots))
         left[span], right[span] = group.left, group.right
-        codes = np.unravel_index(np.arange(span.stop - span.start), [layout.sizes[f] for f in group.pivots] or [1])
+        codes = np.unravel_index(np.arange(span.stop - span.start), [layout.widths[f] for f in group.pivots] or [1])
         for factor, feature in enumerate(group.pivots):
             pivots[span, factor] = layout.offsets[feature] + codes[factor]
     used = np.int32(max(1, packing.tiles))
-    return Tiled(*map(jnp.asarray, (packing.windows.lines, left, right, pivots, targets, precision, used)))
+    return Tiled(
+        *map(jnp.asarray, (packing.windows.lines, left, right, pivots, targets, precision, used, np.float32(apart)))
+    )
 
 
-def fill(packing: Packing, item: Placed, targets: Reals, precision: Reals) -> None:
-    """Writes the noisy answers of a marginal where its tiles are; a cell that has one already gets their mean."""
+def fill(packing: Packing, item: Placed, targets: Reals, precision: Reals) -> float:
+    """Writes the noisy answers of a marginal where its tiles are; returns how far apart they are from earlier ones.
+
+    A cell that has an answer already gets the mean of both, weighed by their precisions p and q: then
+    p (x - a)^2 + q (x - b)^2 = (p + q) (x - mean)^2 + p q / (p + q) (a - b)^2.
+    """
     layout, tally = packing.windows.layout, item.tally
     pivots = [tally.starts[place] + np.arange(tally.shape[place]) for place in item.pivots]
-    sizes = [layout.sizes[feature] for feature in features(item)]
+    sizes = [layout.widths[feature] for feature in features(item)]
     codes = np.ravel_multi_index(np.meshgrid(*pivots, indexing="ij"), sizes).ravel() if pivots else np.zeros(1, int)
     values = item.values.reshape(tally.shape).transpose(*item.pivots, *item.sides)
     values = values.reshape(codes.size, *values.shape[len(item.pivots) :])
     first, second = (list(packing.windows.where(item.lines(layout, place))) for place in item.sides)
+    apart = 0.0
     for (left, rows, down), (right, columns, across) in itertools.product(first, second):
         group = packing.groups[features(item), min(left, right), max(left, right)]
         part = values[:, rows, columns]
         if left > right:
             part, down, across = part.swapaxes(1, 2), across, down  # noqa: PLW2901 - the tile is turned
         place = np.ix_(group.first + codes, down, across)
-        total = precision[place] + np.float32(item.precision)
-        targets[place] += (part - targets[place]) * (item.precision / total)
+        total, change = precision[place] + np.float32(item.precision), part - targets[place]
+        # An answer that weighs nothing leaves what is there: its share of nothing would be no number.
+        share = np.float32(item.precision) / np.where(total > 0, total, 1)
+        apart += 0.5 * float(np.sum(share * precision[place] * change**2))
+        targets[place] += change * share
         precision[place] = total
+    return apart
+
+
+def worthwhile(layout: Layout, tallies: Sequence[GroupBy]) -> list[bool]:
+    """Returns for each marginal whether tiles suit it: whether those it is in hold enough cells that were measured.
+
+    Scattered small marginals need a tile for a few cells; to gather the lines of each cell is cheaper then.
+    """
+    packing, held = Packing(windows(layout)), Counter[tuple[tuple[int, ...], int, int]]()
+    placed = [packing.place(Placed(tally, np.empty(0), 1.0)) for tally in sorted(tallies, key=lambda t: -t.cells)]
+    keys = {item.tally: [(features(item), *pair) for pair in packing.pairs(item)] for item in placed}
+    for tally, mine in keys.items():
+        held.update(dict.fromkeys(mine, tally.cells / len(mine)))
+    enough = packing.windows.height**2 / 72 + 10
+
+    def density(tally: GroupBy) -> float:
+        return max(held[key] / packing.size(key[0]) for key in keys[tally])
+
+    return [density(tally) >= enough for tally in tallies]
 
 
 def rooms(tiles: int) -> int:

@@ -1,0 +1,265 @@
+"""The projection of `auto`: relaxed rows that explain the measurements and are otherwise as plain as they can be.
+
+It minimises, by Adam steps on the logits of all probabilities and of the row weights,
+
+    chi^2 / (2 n)  +  tail  +  penalty * I
+
+with chi^2 / (2 n) and the information I of relaxed.py. Three things are new, and all follow from public numbers.
+
+*The penalty.* It acts like a soft threshold: an answer that differs from what independence says is drawn towards it by
+about penalty * sigma^2 counts, whatever its size; so penalty = c / sigma draws it by c sigmas. What all marginals
+together tell about a feature has the noise
+
+    sigma^-2 = mean over features f of sum over measured marginals A with f of sigma_A^-2,
+
+and the more of their cells are empty, the more noise must be thrown away to tell it from the signal: with the
+*crowding* e, the mean over marginals of cells * sigma_A / n, the share of a marginal that noise alone would fill,
+
+    penalty = strength * e^(1/5) / sigma,   strength 0.14,
+
+gave the best answers or nearly so over five decades of e (docs/accuracy.md).
+
+*The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
+pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
+cells are empty; reach = max(3, sqrt(2 ln(1 + 20 e))) leaves few beside those that matter.
+
+*The steps.* Rows begin at the measured one-way marginals, each logit moved at random by up to `start`: rows that are
+alike have the same gradients, and stay alike. Adam forgets fast (its second moment keeps 0.95), its rate is large and
+falls to almost 0 along a cosine. The less noise there is, the more there is to fit: effort * (n / sigma)^(1/4) steps,
+twice as many where they cost little. Where there are many tiles, a step compares with a share of them: more steps for
+the same arithmetic.
+
+References: the penalty, Vietri et al. 2022 and maximum entropy (McKenna et al. 2019) are kin to it; the universal
+threshold, Donoho & Johnstone 1994; Adam, Kingma & Ba 2015, with a falling rate, Loshchilov & Hutter 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from numpy.typing import NDArray
+
+from anamorph import progress
+from anamorph.curator.tallies import AtLeast, GroupBy, marginal_cells
+from anamorph.models import goals
+from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
+from anamorph.models.simplex import NOWHERE, Layout, softmax
+from anamorph.models.tiles import Share, Tail
+from anamorph.release import Measurement
+
+Objective = Literal["balanced", "max", "average"]
+
+STRENGTH: dict[Objective, float] = {"balanced": 0.14, "max": 0.08, "average": 0.2}
+"""How much is shrunk, by what matters."""
+
+TAIL: dict[Objective, float] = {"balanced": 5.0, "max": 10.0, "average": 0.0}
+"""How much harder residuals beyond the noise are pulled."""
+
+LEAST_REACH = 3.0
+"""The fewest sigmas that count as beyond the noise."""
+
+RARE = 20.0
+"""How much rarer than all cells those that noise alone leaves beyond the reach are."""
+
+LEAST_SHARE = 0.2
+"""The fewest rows that a code begins with."""
+
+PART = 96
+"""About how many tiles a step compares with."""
+
+MOST_PARTS = 8
+"""The most shares that tiles are cut into."""
+
+DISPATCH = 50
+"""Steps between two returns to Python, so that progress shows and an interrupt is heard."""
+
+FORGET = 0.95
+"""What Adam's second moment keeps from step to step."""
+
+FLOOR = 0.02
+"""The rate at the end, as a part of that at the beginning."""
+
+
+class Noise(NamedTuple):
+    """What is known beforehand of the noise of measurements."""
+
+    sigma: float
+    """Of what they together say about a feature, in counts."""
+    crowding: float
+    """The mean share of a marginal that noise alone would fill."""
+
+
+class Aims(NamedTuple):
+    """What a fit compares with, and how far it goes: data, so that nothing is compiled anew for other numbers."""
+
+    goals: goals.Goals
+    penalty: Array
+    tail: Tail
+    parts: Array
+    steps: Array
+    rate: Array
+
+
+class State(NamedTuple):
+    """A descent under way."""
+
+    point: Parameters
+    optimiser: optax.OptState
+    step: Array
+    loss: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrinkingProjection:
+    """The estimator of `auto`."""
+
+    rows: int = 256
+    """n', the number of relaxed rows."""
+    effort: float = 40.0
+    """How many steps there are, in relation to what the noise lets them tell."""
+    rate: float = 0.2
+    """Adam's rate in the beginning."""
+    start: float = 2.0
+    """How far logits begin from the one-way marginals, at most."""
+    objective: Objective = "balanced"
+    """What matters: the largest error, the average one, or both."""
+
+    def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
+        """Returns the rows that explain the measurements."""
+        layout = Layout(sizes)
+        aims = self.aims(layout, measurements)
+        point, finite = descend(layout, self.begin(layout, measurements, seed), aims)
+        lines, weights = map(np.asarray, reveal(layout, point))
+        return RelaxedRows(sizes, lines, weights, point, degraded=not finite)
+
+    def aims(self, layout: Layout, measurements: Sequence[Measurement]) -> Aims:
+        """Returns the goals, and what follows from the noise."""
+        built, heard, total = goals.build(layout, measurements), noise(measurements), counted(measurements)
+        tiles = int(built.tiled[0].used) if built.tiled else 1
+        parts = min(MOST_PARTS, max(1, tiles // PART))
+        reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
+        tail = Tail(jnp.float32(TAIL[self.objective]), jnp.float32(reach / math.sqrt(total)))
+        penalty = STRENGTH[self.objective] * heard.crowding**0.2 / heard.sigma
+        steps = round(self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2))
+        return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))
+
+    def begin(self, layout: Layout, measurements: Sequence[Measurement], seed: int) -> Parameters:
+        """Returns logits around those of the measured one-way marginals."""
+        logits = np.zeros(sum(layout.sizes))
+        ends = np.cumsum(layout.sizes)
+        for tally, values, _ in whole_marginals(measurements):
+            if len(tally.features) == 1:
+                (feature,) = tally.features
+                first = ends[feature] - layout.sizes[feature] + tally.start
+                least = LEAST_SHARE / counted(measurements)
+                logits[first : first + tally.cells] = np.log(np.maximum(values, least))
+        spread = np.random.default_rng((seed, 4)).uniform(-self.start, self.start, (logits.size, self.rows))
+        free = layout.stack(jnp.asarray(logits[:, None] + spread, jnp.float32), NOWHERE)
+        return Parameters(free, jnp.zeros(self.rows))
+
+
+def counted(measurements: Sequence[Measurement]) -> float:
+    """Returns the public number of rows; a noisy one may be anything, but at least one row there was."""
+    return max(measurements[-1].total, 1.0)
+
+
+def whole_marginals(measurements: Sequence[Measurement]) -> Iterator[tuple[GroupBy, NDArray[np.float64], float]]:
+    """Yields the slabs of whole marginals that were measured, with their noisy answers and sigma, as fractions."""
+    for measurement in measurements:
+        first = 0
+        for piece in measurement.workload.pieces():
+            span = slice(first, first + piece.tally.cells)
+            first = span.stop
+            if isinstance(piece.tally, GroupBy):
+                yield piece.tally, measurement.values[span], float(measurement.sigma[piece.first])
+
+
+def noise(measurements: Sequence[Measurement]) -> Noise:
+    """Returns the noise of measurements: public numbers, whatever was measured."""
+    total, heard = counted(measurements), {}
+    for measurement in measurements:
+        for piece in measurement.workload.pieces():
+            tally = piece.tally.slab if isinstance(piece.tally, AtLeast) else piece.tally
+            if isinstance(tally, GroupBy):
+                known = heard.setdefault(tally.features, {})
+                known[id(measurement)] = (float(measurement.sigma[piece.first]) * total) ** -2
+    if not heard:
+        sigma = float(np.median(measurements[-1].sigma)) * total
+        return Noise(sigma, sigma / total)
+    sizes = measurements[-1].workload.sizes
+    precision = {features: sum(known.values()) for features, known in heard.items()}
+    telling = np.zeros(len(sizes))
+    for features, known in precision.items():
+        telling[list(features)] += known
+    several = [features for features in precision if len(features) > 1] or list(precision)
+    crowding = np.mean([marginal_cells(sizes, features) / math.sqrt(precision[features]) for features in several])
+    return Noise(float(np.mean(telling[telling > 0])) ** -0.5, float(crowding) / total)
+
+
+def descend(layout: Layout, point: Parameters, aims: Aims) -> tuple[Parameters, bool]:
+    """Returns where a descent ends, and whether its loss stayed a number; if not, the last point where it was one."""
+    state, steps = start(point), int(aims.steps)
+    for done in range(0, steps, DISPATCH):
+        progress.report("project", done, steps)
+        moved = advance(layout, state, aims, min(done + DISPATCH, steps))
+        if not bool(jnp.isfinite(moved.loss)):
+            return state.point, False
+        state = moved
+    progress.report("project", steps, steps)
+    return state.point, True
+
+
+def adam() -> optax.GradientTransformation:
+    """Returns the directions of the steps."""
+    return optax.scale_by_adam(b2=FORGET)
+
+
+@jax.jit
+def start(point: Parameters) -> State:
+    """Returns the state before the first step."""
+    return State(point, adam().init(point), jnp.array(0), jnp.array(jnp.inf))
+
+
+@partial(jax.jit, static_argnums=0)
+def advance(layout: Layout, state: State, aims: Aims, until: int) -> State:
+    """Returns the state after the steps up to number `until`."""
+    slope = jax.value_and_grad(partial(objective, layout))
+
+    def step(now: State) -> State:
+        loss, gradient = slope(now.point, aims, now.step)
+        directions, optimiser = adam().update(gradient, now.optimiser)
+        falling = (1 + jnp.cos(jnp.pi * now.step / aims.steps)) / 2
+        rate = aims.rate * (FLOOR + (1 - FLOOR) * falling)
+        moved = jax.tree.map(lambda value, direction: value - rate * direction, now.point, directions)
+        return State(moved, optimiser, now.step + 1, loss)
+
+    return jax.lax.while_loop(lambda now: (now.step < until) & ~jnp.isnan(now.loss), step, state)
+
+
+def objective(layout: Layout, point: Parameters, aims: Aims, step: Array) -> Array:
+    """Returns the loss of a step: chi^2 / (2 n) of its share of what was measured, with the tail, and the penalty."""
+    probabilities, weights = shares(point)
+    share = Share(step % aims.parts, aims.parts)
+    loss = lines_loss(layout, layout.flatten(probabilities), weights, aims.goals, aims.tail, share)
+    return loss + aims.penalty * information(probabilities, weights)
+
+
+def shares(point: Parameters) -> tuple[tuple[Array, ...], Array]:
+    """Returns the probabilities and the row weights that logits stand for."""
+    return tuple(map(softmax, point.free)), jax.nn.softmax(point.rows)
+
+
+@partial(jax.jit, static_argnums=0)
+def reveal(layout: Layout, point: Parameters) -> tuple[Array, Array]:
+    """Returns the probabilities, a line for each code, and the row weights."""
+    probabilities, weights = shares(point)
+    return layout.flatten(probabilities)[layout.lines], weights
