@@ -10,7 +10,7 @@ from anamorph import fitting
 from anamorph.curator.budget import Budget
 from anamorph.datasets import survey, survey_schema
 from anamorph.errors import ParameterError, ResourceError
-from anamorph.mechanisms.rap import RAP
+from anamorph.mechanisms.auto import Auto
 from anamorph.questions import ask
 from anamorph.release import Release
 from anamorph.tables import replace_file, sample_rows, write_table
@@ -65,9 +65,7 @@ def demonstrate(directory: Path, rows: int, said: Callable[[str], None]) -> Demo
             data=paths["data"],
             schema=schema,
             workload="marginals:k=2",
-            mechanism=RAP(
-                rounds=1, blocks=True, simplex="softmax", rate=0.03, steps=400, row_weights=True, penalty=0.01
-            ),
+            mechanism=Auto(),
             budget=Budget(epsilon=1.0, delta=1e-6),
             ledger=paths["ledger"],
             output=paths["release"],

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anamorph import archive, progress
+from anamorph.compilation import keep_compiled
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
@@ -196,6 +197,7 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
     warned = fit.budget.warnings(None)
     for warning in warned:
         said(warning)
+    keep_compiled()
     progress.report("read", 0, 1)
     engine = f"{max(fit.divided(workload).engine >> 20, 1)}MiB"
     with open_source(fit.data, fit.schema, memory_limit=engine) as source:

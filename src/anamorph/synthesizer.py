@@ -27,7 +27,7 @@ class Synthesizer:
 
     epsilon: float = 1.0
     delta: float = 1e-9
-    mechanism: str = "rap"
+    mechanism: str = "auto"
     workload: str = "marginals:k=3"
     neighbours: Relation = "replace"
     settings: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,44 @@
+"""Compiled steps, kept between runs: XLA takes seconds to compile what then computes for less.
+
+What is kept is machine code for shapes that follow from the schema, the workload and the parameters: no data, and
+nothing that depends on private rows (their number included: rows are counted in batches of one fixed shape).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SWITCH = "ANAMORPH_CACHE"
+"""The variable of the environment that names another folder, or is `off`."""
+
+MOST_BYTES = 1 << 29
+"""The most that is kept; what was not used for long goes first."""
+
+SHORTEST = 0.1
+"""What compiles in fewer seconds is not kept."""
+
+
+def keep_compiled() -> Path | None:
+    """Keeps what is compiled from now on in the user's cache folder; returns the folder, None if nothing is kept.
+
+    A folder that jax was told of already stays as it is; one that cannot be written is done without.
+    """
+    import jax  # noqa: PLC0415 - of the commands that compile nothing none should wait for it
+
+    wanted = os.environ.get(SWITCH, "")
+    if wanted.lower() == "off" or jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        return None
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(wanted) if wanted else home / "anamorph" / "compiled"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return None
+    if not os.access(folder, os.W_OK):
+        return None
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return folder
