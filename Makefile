@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format bench peers compare accuracy install clean
+.PHONY: demo test check format bench peers compare accuracy choices install clean
 
 demo: $(READY)  ## the main job on a fictional survey: a private release, rows, answers
 	rm -rf demo
@@ -42,6 +42,9 @@ compare: $(READY)  ## one table of all mechanisms and peers, as CSV and a plot t
 
 accuracy: $(READY)  ## auto against all others over data, workloads and epsilons; ONLY=auto,aim runs a part
 	$(BIN)/python -m bench.grid --only "$(ONLY)" $(if $(FRESH),--fresh)
+
+choices: $(READY)  ## auto against variants of it that change one choice each, relative to auto
+	$(BIN)/python -m bench.choices
 
 install: $(READY)  ## .venv with every extra; then .venv/bin/anamorph
 

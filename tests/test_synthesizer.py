@@ -11,7 +11,7 @@ import anamorph
 from anamorph.datasets import survey, survey_schema
 from anamorph.errors import BudgetError, ParameterError
 
-SETTINGS = {"rounds": 1, "blocks": True, "rows": 50, "steps": 20}
+SETTINGS = {"rows": 32, "effort": 4}
 TABLE = survey(800)
 
 

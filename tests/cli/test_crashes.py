@@ -21,7 +21,7 @@ from safetensors.numpy import load
 WAIT = 60
 RAP = "--mechanism rap --workload marginals:k=1 --set rounds=2 --set per_round=2 --set rows=20"
 QUICK = f"{RAP} --set steps=5"
-SLOW = f"{RAP} --set steps=100000000 --set tolerance=0"
+SLOW = f"{RAP} --set steps=100000000 --set tolerance=0 --set rate=3e-5"
 """A fit that is in its first projection, charged and answered, until it is stopped."""
 LARGE = "--mechanism rap --workload marginals:k=1 --set rounds=1 --set rows=3000 --set steps=2"
 """A fit whose release is larger than its ledger."""

@@ -290,7 +290,7 @@ def test_noise_larger_than_the_data(place, cli):
 def test_a_plan_reads_no_data(place, cli):
     (place / "data.csv").unlink()
     before = tree(place)
-    figures = json.loads(cli(f"{PLAN} --json --set rounds=2 --set per_round=3").out)
+    figures = json.loads(cli(f"{PLAN} --json --set objective=max --set rows=100").out)
     assert {"rho", "queries", "memory_bytes"} <= set(figures)
     assert all(isinstance(figures[name], int) for name in ("queries", "memory_bytes"))
     assert tree(place) == before

@@ -20,6 +20,7 @@ from anamorph.curator.tallies import count, grid
 from anamorph.errors import AnamorphError, ParameterError, WorkloadError
 from anamorph.mechanisms.aim import AIM
 from anamorph.mechanisms.all_zero import AllZero
+from anamorph.mechanisms.auto import Auto
 from anamorph.mechanisms.dp_merf import DPMERF
 from anamorph.mechanisms.gaussian import Gaussian
 from anamorph.mechanisms.gem import GEM
@@ -45,6 +46,8 @@ NETWORK = {"latent": 4, "hidden": 16, "layers": 1}
 # mechanism, whether it makes rows, whether its answers approach the truth as the budget grows
 TABLE = {
     "all-zero": (AllZero(), False, False),
+    "auto": (Auto(rows=40), True, True),
+    "auto for the largest error": (Auto(rows=40, effort=2.0, objective="max"), True, False),
     "gaussian": (Gaussian(), False, True),
     "gaussian cells": (Gaussian(blocks=False), False, True),
     "rap cells": (RAP(rounds=3, per_round=4, **SMALL), True, False),
@@ -203,9 +206,9 @@ def test_workloads_that_do_not_suit_are_refused_before_anything_is_spent(name, k
 BANDS = Workload((Banded(SCHEMA.sizes, ((0, 1), (1, 2)), ((), (2,), ())),))
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("all-zero", "rap++")])
+@pytest.mark.parametrize("name", [name for name in TABLE if TABLE[name][0].name not in ("all-zero", "auto", "rap++")])
 def test_bands_of_numbers_are_refused_before_anything_is_spent(name):
-    """By all but the mechanism for numbers, in the plan as in the run."""
+    """By all but the mechanisms for numbers, in the plan as in the run."""
     made, curator = TABLE[name][0], Curator(source(), Budget(epsilon=1.0, delta=1e-6))
     for refused in (lambda: made.steps_for(BANDS, 0.1), lambda: made(curator, BANDS, seed=0)):
         with pytest.raises(WorkloadError, match="must be"):

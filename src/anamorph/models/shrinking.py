@@ -211,7 +211,7 @@ def descend(layout: Layout, point: Parameters, aims: Aims) -> tuple[Parameters, 
     for done in range(0, steps, DISPATCH):
         progress.report("project", done, steps)
         moved = advance(layout, state, aims, min(done + DISPATCH, steps))
-        if not bool(jnp.isfinite(moved.loss)):
+        if not bool(finite(moved)):
             return state.point, False
         state = moved
     progress.report("project", steps, steps)
@@ -226,7 +226,14 @@ def adam() -> optax.GradientTransformation:
 @jax.jit
 def start(point: Parameters) -> State:
     """Returns the state before the first step."""
-    return State(point, adam().init(point), jnp.array(0), jnp.array(jnp.inf))
+    # Of the types that steps return: others would compile them twice.
+    return State(point, adam().init(point), jnp.int32(0), jnp.float32(jnp.inf))
+
+
+@jax.jit
+def finite(state: State) -> Array:
+    """Returns whether the loss, which is that before the last step, and the point after it are numbers."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in (state.loss, *jax.tree.leaves(state.point))]))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,0 +1,249 @@
+"""Each choice of `auto` against what else it could have been. NOT PRIVATE: true errors, and noise that can be foretold.
+
+`make choices` runs `auto` as it is and variants that change one thing each, on the same noise where the same is
+measured (`unsafe_seed` is 1000 + the seed), with five seeds. Each run is added to `bench/results/choices.csv` when it
+ends; one that is there is not run again: delete the file after `auto` has changed. Then `choices.md` has the variants'
+errors relative to those of `auto`. The seconds of a first seed have compilation in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+
+from anamorph.curator.budget import Budget
+from anamorph.curator.curator import Curator
+from anamorph.evaluation.errors import merged, model_errors
+from anamorph.mechanisms.auto import Auto, inside, planned, share_of_singles
+from anamorph.models import shrinking
+from anamorph.models.relaxed import Parameters
+from anamorph.models.shrinking import Aims, ShrinkingProjection, counted, noise, whole_marginals
+from anamorph.models.simplex import Layout
+from anamorph.queries.marginals import Marginals
+from anamorph.queries.spec import workload as parse_workload
+from anamorph.queries.workload import Workload
+from anamorph.release import Measurement
+from bench import tables
+from bench.peers.results import rounded
+
+DATA = ("nltcs", "titanic", "adult")
+TRIPLES = "marginals:k=3,count=64,seed=0"
+WORKLOADS = ("marginals:k=2", TRIPLES)
+SLOW = ("adult", TRIPLES)
+EPSILONS = (0.1, 1.0, 10.0)
+SEEDS = (0, 1, 2, 3, 4)
+OURS = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Varied(ShrinkingProjection):
+    """The estimator of `auto`, with other aims or another start."""
+
+    change: Callable[[Aims, Sequence[Measurement]], Aims] = lambda aims, _: aims
+    uniform: bool = False
+
+    def aims(self, layout: Layout, measurements: Sequence[Measurement]) -> Aims:
+        """Returns the aims of `auto`, changed."""
+        return self.change(super().aims(layout, measurements), measurements)
+
+    def begin(self, layout: Layout, measurements: Sequence[Measurement], seed: int) -> Parameters:
+        """Returns the logits that `auto` begins with, or logits around 0."""
+        return super().begin(layout, () if self.uniform else measurements, seed)
+
+
+AUTO = Varied(rows=Auto().rows, effort=Auto().effort, objective=Auto().objective)
+
+
+def whole_plan(curator: Curator, workload: Workload) -> Workload:
+    """Returns what `auto` measures."""
+    return planned(workload, share_of_singles(curator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """`auto` with one choice made otherwise."""
+
+    estimator: ShrinkingProjection = AUTO
+    plan: Callable[[Curator, Workload], Workload] = whole_plan
+    constants: dict[str, float] = field(default_factory=dict)
+    """Of models/shrinking.py, by name; they are compiled into the steps."""
+    workloads: tuple[str, ...] = WORKLOADS
+    """Where it differs from `auto`."""
+
+
+def changed(change: Callable[[Aims, Sequence[Measurement]], Aims]) -> Variant:
+    """Returns a variant with other aims."""
+    return Variant(estimator=replace(AUTO, change=change))
+
+
+def penalised(factor: Callable[[Sequence[Measurement]], float]) -> Variant:
+    """Returns a variant with the penalty of `auto` times a factor."""
+    return changed(lambda aims, log: aims._replace(penalty=aims.penalty * factor(log)))
+
+
+def largest_order_sigma(log: Sequence[Measurement]) -> float:
+    """Returns the sigma of the measured marginals of the largest order, in counts: they share the budget alike."""
+    return counted(log) * max((len(tally.features), sigma) for tally, _, sigma in whole_marginals(log))[1]
+
+
+def up_to_pairs(curator: Curator, workload: Workload) -> Workload:
+    """Returns single columns and the pairs inside the marginals that are asked for."""
+    found = {features: 1.0 for part in workload.parts if isinstance(part, Marginals) for features in part.sets}
+    pairs = Marginals(workload.sizes, tuple(inside(workload.sizes, found)[1]))
+    return whole_plan(curator, replace(workload, parts=(pairs,)))
+
+
+VARIANTS: dict[str, Variant] = {
+    OURS: Variant(),
+    "no penalty": penalised(lambda _: 0.0),
+    "strength x 0.5": penalised(lambda _: 0.5),
+    "strength x 2": penalised(lambda _: 2.0),
+    "crowding^0": penalised(lambda log: noise(log).crowding ** (0.0 - 0.2)),
+    "crowding^0.4": penalised(lambda log: noise(log).crowding ** (0.4 - 0.2)),
+    "sigma of a marginal": penalised(lambda log: 4 * noise(log).sigma / largest_order_sigma(log)),
+    "no tail": changed(lambda aims, _: aims._replace(tail=aims.tail._replace(weight=0.0))),
+    "reach 2": changed(lambda aims, log: aims._replace(tail=aims.tail._replace(reach=2 / math.sqrt(counted(log))))),
+    "64 rows": Variant(estimator=replace(AUTO, rows=64)),
+    "1024 rows": Variant(estimator=replace(AUTO, rows=1024)),
+    "start 0.3": Variant(estimator=replace(AUTO, start=0.3)),
+    "uniform start": Variant(estimator=replace(AUTO, uniform=True)),
+    "effort x 0.5": Variant(estimator=replace(AUTO, effort=AUTO.effort / 2)),
+    "effort x 2": Variant(estimator=replace(AUTO, effort=AUTO.effort * 2)),
+    "singles 0.1": Variant(plan=lambda _, workload: planned(workload, 0.1)),
+    "singles 0.3": Variant(plan=lambda _, workload: planned(workload, 0.3)),
+    "largest order only": Variant(plan=lambda _, workload: workload),
+    "orders 1 and 2": Variant(plan=up_to_pairs, workloads=(TRIPLES,)),
+    "objective max": Variant(estimator=replace(AUTO, objective="max")),
+    "objective average": Variant(estimator=replace(AUTO, objective="average")),
+    "usual Adam": Variant(estimator=replace(AUTO, rate=0.03), constants={"FORGET": 0.999, "FLOOR": 1.0}),
+}
+
+
+class Key(NamedTuple):
+    """One run."""
+
+    data: str
+    workload: str
+    epsilon: float
+    variant: str
+    seed: int
+
+
+Figures = tuple[float, ...]
+Runs = dict[Key, Figures]
+
+
+def asked(data: Sequence[str], *, slow: bool = False) -> list[Key]:
+    """Returns the runs of the experiment, or of a part of it, those of a variant one after the other."""
+    keys = itertools.starmap(Key, itertools.product(data, WORKLOADS, EPSILONS, VARIANTS, SEEDS))
+    return [key for key in keys if key.workload in VARIANTS[key.variant].workloads and (slow or key[:2] != SLOW)]
+
+
+def measured(key: Key) -> Figures:
+    """Returns the true errors of one run."""
+    variant, rows = VARIANTS[key.variant], tables.load(key.data)
+    workload = parse_workload(key.workload, rows.schema)
+    begin = perf_counter()
+    budget = Budget(epsilon=key.epsilon, delta=1 / rows.rows() ** 2)
+    curator = Curator(rows, budget, neighbours="add-remove", unsafe_seed=1000 + key.seed)
+    log = (curator.measure(variant.plan(curator, workload), rho=curator.remaining),)
+    model = variant.estimator.fit(rows.schema.sizes, log, seed=key.seed)
+    seconds = perf_counter() - begin
+    errors = merged(model_errors(rows, model, workload))
+    return errors.max_error, errors.tv or 0.0, seconds
+
+
+@contextlib.contextmanager
+def in_place(constants: dict[str, float]) -> Iterator[None]:
+    """Has constants in models/shrinking.py for a while, and nothing compiled with others."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(jax.clear_caches)
+        stack.enter_context(mock.patch.dict(vars(shrinking), constants))
+        jax.clear_caches()
+        yield
+
+
+def complete(path: Path, keys: Iterable[Key], run: Callable[[Key], Figures] = measured) -> None:
+    """Runs what is not in a file yet, and adds each run to it."""
+    missing = itertools.filterfalse(read(path).__contains__, keys)
+    for variant, group in itertools.groupby(missing, key=lambda key: key.variant):
+        with in_place(changes) if (changes := VARIANTS[variant].constants) else contextlib.nullcontext():
+            for key in group:
+                add(path, key, run(key))
+
+
+def read(path: Path) -> Runs:
+    """Returns the runs of a file; none where there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
+    return {Key(d, w, float(e), v, int(s)): tuple(map(float, rest)) for d, w, e, v, s, *rest in csv.reader(lines)}
+
+
+def add(path: Path, key: Key, figures: Figures) -> None:
+    """Adds a run at the end of a file."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        if not file.tell():
+            lines.writerow((*Key._fields, "max", "tv", "seconds"))
+        lines.writerow((*key, *map(rounded, figures)))
+
+
+def ratios(runs: Runs, keys: Iterable[Key]) -> Figures | None:
+    """Returns the medians of a variant over those of `auto` with the same seeds, their geometric mean over cells."""
+    logarithms = []
+    for cell in keys:
+        pairs = [(cell._replace(seed=seed), cell._replace(seed=seed, variant=OURS)) for seed in SEEDS]
+        if both := [(runs[theirs], runs[ours]) for theirs, ours in pairs if theirs in runs and ours in runs]:
+            logarithms.append(-np.diff(np.log(np.median(both, axis=0)), axis=0)[0])
+    return tuple(np.exp(np.mean(logarithms, axis=0)).tolist()) if logarithms else None
+
+
+def table(runs: Runs, data: Sequence[str]) -> str:
+    """Returns a table in Markdown: a line for each variant, max and tv over those of `auto`, means over data sets."""
+    cells = list(itertools.product(WORKLOADS, EPSILONS))
+    heads = ["variant", *(f"`{workload}` {epsilon:g}" for workload, epsilon in cells), "all", "seconds"]
+    lines = [heads, ["---"] * len(heads)]
+    for variant in list(VARIANTS)[1:]:
+        keys = [[Key(name, *cell, variant, 0) for name in data] for cell in cells]
+        found = [ratios(runs, group) for group in (*keys, itertools.chain(*keys))]
+        errors = [f"{item[0]:.2f} / {item[1]:.2f}" if item else "-" for item in found]
+        lines.append([variant, *errors, f"{found[-1][2]:.2f}" if found[-1] else "-"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def summary(runs: Runs) -> str:
+    """Returns the table of all data sets, and that of each."""
+    data = [name for name in DATA if any(key.data == name for key in runs)]
+    text = "Errors of variants over those of `auto`: max / tv, medians over seeds; below 1 the variant is better."
+    titles = {f"{', '.join(data)}: geometric means": data} | {name: [name] for name in data}
+    return "\n\n".join([text, *(f"## {title}\n\n{table(runs, names)}" for title, names in titles.items())]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what is missing, and writes the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=DATA, default=DATA)
+    parser.add_argument("--all", action="store_true", help="3-way marginals of adult too, which take the longest")
+    parser.add_argument("--summary", action="store_true", help="run nothing")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "results", help="where the results are")
+    given = parser.parse_args(arguments)
+    if not given.summary:
+        complete(given.folder / "choices.csv", asked(given.data, slow=given.all))
+    text = summary(read(given.folder / "choices.csv"))
+    (given.folder / "choices.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,520 @@
+"""auto: what it measures and with which share of the budget, what it leaves to RAP++, and the smallest of data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import fields, replace
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anamorph import archive
+from anamorph.columns import Codes, Numeric
+from anamorph.curator.budget import Budget
+from anamorph.curator.curator import Curator
+from anamorph.errors import ParameterError, WorkloadError
+from anamorph.mechanisms import auto
+from anamorph.mechanisms.auto import FEWEST, LARGEST, MOST, Auto, planned, share_of_singles
+from anamorph.mechanisms.mechanism import description, mechanism
+from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
+from anamorph.models.mixed import MixedRows
+from anamorph.models.relaxed import RelaxedRows
+from anamorph.models.shrinking import ShrinkingProjection
+from anamorph.queries.custom import Custom, CustomCells, custom
+from anamorph.queries.marginals import Marginals
+from anamorph.queries.spec import workload as parse_workload
+from anamorph.queries.thresholds import Thresholds
+from anamorph.queries.workload import Workload
+from anamorph.questions import ask
+from anamorph.schema import Schema
+from anamorph.sources import TableSource
+from anamorph.table import Table
+
+SIZES = (3, 4, 2, 5)
+SCHEMA = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(SIZES)), dataset="rows")
+SMALL = Auto(rows=16, effort=1.0)
+RELATIONS = ("replace", "add-remove")
+PAIRS = parse_workload("marginals:k=2", SCHEMA)
+VALUES = custom(lambda row: row["c1"], SCHEMA, name="mine:values")
+ONE = custom(lambda row: row["c0"][0] * row["c2"][1], SCHEMA, name="mine:one")
+
+
+def rows_of(count, sizes=SIZES):
+    generator = np.random.default_rng(4)
+    first = generator.integers(0, sizes[0], count)
+    return np.stack([(first + generator.binomial(1, 0.3, count)) % size for size in sizes], axis=1).astype(np.int32)
+
+
+def curator(count=2000, relation="replace", epsilon=1.0, schema=SCHEMA, codes=None, seed=1):
+    table = Table(rows_of(count, schema.sizes) if codes is None else codes, schema.sizes)
+    budget = Budget(epsilon=epsilon, delta=1e-6)
+    return Curator(TableSource(table, schema), budget, neighbours=relation, unsafe_seed=seed)
+
+
+def marginals(*sets, sizes=SIZES, weights=(), **more):
+    return Workload((Marginals(sizes, sets),), weights=weights, **more)
+
+
+def shares_of(queries):
+    """The share of the budget of each marginal, and of each function: by its weight where all add up to 1."""
+    weights = {}
+    for part, weight in zip(queries.parts, queries.weights, strict=True):
+        keys = part.sets if isinstance(part, Marginals) else [part.function.name]
+        assert not set(keys) & set(weights)
+        # A marginal moves by 1, however many cells it has, a function by 1 for each of its values.
+        weights |= dict.fromkeys(keys, float(weight) * (1 if isinstance(part, Marginals) else part.cells))
+    whole = sum(weights.values())
+    return {key: weight / whole for key, weight in weights.items()}
+
+
+def by_order(shares):
+    found = {}
+    for features, share in shares.items():
+        found.setdefault(len(features), []).append(share)
+    return found
+
+
+# --- what is measured
+
+
+@pytest.mark.parametrize(
+    ("order", "parts"),
+    [
+        (1, [1.0]),
+        (2, [0.1, 0.9]),
+        (3, [0.1, 0.45 * 0.9, 0.55 * 0.9]),
+        (4, [0.1, 0.45 * 0.9 / 2, 0.45 * 0.9 / 2, 0.55 * 0.9]),
+    ],
+)
+def test_orders_share_the_budget_and_marginals_of_an_order_share_alike(order, parts):
+    found = by_order(shares_of(planned(parse_workload(f"marginals:k={order}", SCHEMA))))
+    assert [sum(found[k]) for k in range(1, order + 1)] == pytest.approx(parts, rel=1e-5)
+    for k, each in found.items():
+        assert len(each) == math.comb(4, k)
+        assert each == pytest.approx([each[0]] * len(each))
+
+
+@pytest.mark.parametrize("singles", [0.05, 0.3, 0.5])
+def test_single_columns_have_the_share_they_are_given(singles):
+    for order in (2, 3, 4):
+        found = by_order(shares_of(planned(parse_workload(f"marginals:k={order}", SCHEMA), singles)))
+        assert sum(found[1]) == pytest.approx(singles, rel=1e-5)
+        assert sum(found[order]) == pytest.approx((1 - singles) * (1 if order == 2 else LARGEST), rel=1e-5)
+
+
+def test_what_matters_more_has_more_of_its_order():
+    asked = Workload(
+        (Marginals(SIZES, ((0, 1, 2),)), Marginals(SIZES, ((3, 1), (0, 1)))), weights=(Fraction(1), Fraction(3))
+    )
+    found = shares_of(planned(asked))
+    assert set(found) == {(0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2), (1, 3), (0, 1, 2)}
+    assert found[0, 1] == pytest.approx(3 / 8 * 0.45 * 0.9, rel=1e-5), "the largest weight of those it is inside"
+    assert found[1, 3] == pytest.approx(found[0, 1])
+    assert found[0, 2] == found[1, 2] == pytest.approx(1 / 8 * 0.45 * 0.9, rel=1e-5)
+    assert found[0, 1, 2] == pytest.approx(0.55 * 0.9, rel=1e-5)
+
+
+def test_only_what_is_inside_is_measured_but_every_column():
+    found = shares_of(planned(marginals((2, 0))))
+    assert found == pytest.approx({(0,): 0.025, (1,): 0.025, (2,): 0.025, (3,): 0.025, (0, 2): 0.9}, rel=1e-5)
+    assert shares_of(planned(marginals((1,)))) == pytest.approx({(column,): 0.25 for column in range(4)})
+
+
+@pytest.mark.parametrize(("most", "order"), [(14, 1), (84, 1), (85, 2), (238, 2), (239, 3)])
+def test_the_largest_orders_are_left_out_where_there_are_too_many_cells(monkeypatch, most, order):
+    """14 cells of columns, 71 of pairs, 154 of triples."""
+    monkeypatch.setattr(auto, "MOST_CELLS", most)
+    found = by_order(shares_of(planned(parse_workload("marginals:k=3", SCHEMA))))
+    assert max(found) == order
+    assert len(found) == order
+    if order == 2:
+        assert sum(found[2]) == pytest.approx(0.9, rel=1e-5)
+
+
+@pytest.mark.parametrize(("most", "order"), [(3, 1), (5, 1), (6, 3)])
+def test_the_largest_orders_are_left_out_where_there_are_too_many(monkeypatch, most, order):
+    monkeypatch.setattr(auto, "MOST_SETS", most)
+    assert max(by_order(shares_of(planned(parse_workload("marginals:k=3", SCHEMA))))) == order
+
+
+@pytest.mark.parametrize("cells", [False, True])
+def test_thresholds_and_single_cells_are_measured_as_marginals(cells):
+    asked = Workload((Thresholds(SIZES, ((0, 1, 2),), 2), Thresholds(SIZES, ((3, 1),), 1)))
+    queries = planned(asked.by_cell() if cells else asked)
+    assert all(type(part) is Marginals for part in queries.parts)
+    assert queries.digest == planned(marginals((0, 1, 2), (1, 3))).digest
+
+
+def test_functions_beside_marginals_have_the_share_of_a_largest_order():
+    queries = planned(Workload((*PAIRS.parts, VALUES, ONE)))
+    found = shares_of(queries)
+    assert found.pop("mine:values") == pytest.approx(0.55 * 4 / 5, rel=1e-5), "a value each, alike"
+    assert found.pop("mine:one") == pytest.approx(0.55 / 5, rel=1e-5)
+    parts = by_order(found)
+    assert [sum(parts[1]), sum(parts[2])] == pytest.approx([0.45 * 0.1, 0.45 * 0.9], rel=1e-5)
+
+
+def test_functions_alone_leave_single_columns_their_share():
+    found = shares_of(planned(Workload((VALUES,))))
+    assert found.pop("mine:values") == pytest.approx(0.9, rel=1e-5)
+    assert found == pytest.approx({(column,): 0.025 for column in range(4)}, rel=1e-5)
+
+
+def test_functions_share_by_weight():
+    weighed = planned(Workload((VALUES, ONE), weights=(Fraction(1), Fraction(2))))
+    assert shares_of(weighed)["mine:one"] == pytest.approx(0.9 * 2 / 6, rel=1e-5)
+    chosen = planned(Workload((VALUES.by_cell().take([0, 2]), *PAIRS.parts)))
+    assert [type(part) for part in chosen.parts].count(CustomCells) == 1
+    assert shares_of(chosen)["mine:values"] == pytest.approx(0.55, rel=1e-5)
+
+
+def test_pieces_are_as_large_as_the_workload_has_them():
+    assert planned(marginals((0, 1), limit=7)).limit == 7
+
+
+SUBSETS = [s for k in range(1, 5) for s in itertools.permutations(range(4), k)]
+PARTS = st.one_of(
+    st.lists(st.sampled_from(SUBSETS), min_size=1, max_size=4).map(lambda s: Marginals(SIZES, tuple(s))),
+    st.lists(st.sampled_from(SUBSETS), min_size=1, max_size=3).map(lambda s: Thresholds(SIZES, tuple(s), 1)),
+    st.lists(st.sampled_from(SUBSETS), min_size=1, max_size=3).map(lambda s: Marginals(SIZES, tuple(s)).by_cell()),
+    st.sampled_from([VALUES, ONE, VALUES.by_cell(), VALUES.by_cell().take([3, 1])]),
+)
+
+
+@given(
+    st.lists(st.tuples(PARTS, st.fractions(Fraction(1, 1000), 1000)), min_size=1, max_size=4),
+    st.floats(FEWEST, MOST),
+    st.sampled_from([1 << 26, 100, 20]),
+)
+@settings(deadline=None, max_examples=60)
+def test_whatever_is_asked_every_marginal_is_measured_once_and_shares_are_all_of_the_budget(parts, singles, most):
+    names = [part.function for part, _ in parts if isinstance(part, Custom | CustomCells)]
+    if len(set(names)) < len(names):
+        return
+    asked = Workload(tuple(part for part, _ in parts), weights=tuple(weight for _, weight in parts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "MOST_CELLS", most)
+        queries = planned(asked, singles)
+    sets = [features for part in queries.parts if isinstance(part, Marginals) for features in part.sets]
+    assert len(sets) == len(set(sets))
+    assert {(column,) for column in range(4)} <= set(sets)
+    assert all(features == tuple(sorted(features)) for features in sets)
+    assert all(0 < weight <= 1 for weight in queries.weights)
+    assert max(queries.weights) == 1
+    within = [getattr(part, "marginals", part) for part in asked.parts]
+    wanted = {tuple(sorted(features)) for part in within if isinstance(part, Marginals) for features in part.sets}
+    assert all(len(found) == 1 or any(set(found) <= set(features) for features in wanted) for found in sets)
+    if most == 1 << 26:
+        assert wanted <= set(sets)
+    shares = shares_of(queries)
+    functions = sum(share for key, share in shares.items() if isinstance(key, str))
+    assert functions == pytest.approx(0 if not names else LARGEST if wanted else 1 - singles, rel=1e-3)
+    columns = sum(shares[column,] for column in range(4)) / (1 - functions)
+    larger = any(len(features) > 1 for features in sets)
+    assert columns == pytest.approx(singles if larger else 1.0, rel=1e-3)
+
+
+# --- how well
+
+
+@pytest.fixture(name="unfitted")
+def _unfitted(monkeypatch):
+    """Leaves out the fit where only what is measured is looked at."""
+    rows = RelaxedRows(
+        SIZES, np.concatenate([np.full((n, 1), 1 / n, np.float32) for n in SIZES]), np.ones(1, np.float32)
+    )
+    monkeypatch.setattr(ShrinkingProjection, "fit", lambda *_what, **_more: rows)
+
+
+def singles_of(rho, squared, total):
+    """0.7 sqrt(e), e the share of a column that noise would fill if columns had all of the budget."""
+    crowding = np.mean(SIZES) * math.sqrt(4 * squared / (2 * rho)) / total
+    return min(max(0.7 * math.sqrt(crowding), 0.05), 0.5)
+
+
+@pytest.mark.parametrize(("relation", "squared"), [("replace", 2), ("add-remove", 1)])
+@pytest.mark.parametrize(
+    ("count", "epsilon", "least", "most"), [(10, 0.1, 0.5, 0.5), (2000, 1, 0.06, 0.4), (2000, 1e4, 0.05, 0.05)]
+)
+def test_single_columns_have_more_where_noise_crowds_them(relation, squared, count, epsilon, least, most):
+    told = curator(count, relation, epsilon)
+    share = share_of_singles(told)
+    assert share == pytest.approx(singles_of(told.remaining, squared, told.total), rel=1e-6)
+    assert least <= share <= most
+
+
+@pytest.mark.usefixtures("unfitted")
+@pytest.mark.parametrize(("relation", "squared"), [("replace", 2), ("add-remove", 1)])
+def test_the_noise_follows_the_shares_and_all_of_the_budget_is_spent(relation, squared):
+    told = curator(relation=relation)
+    rho, total = told.remaining, told.total
+    found = SMALL(told, parse_workload("marginals:k=3", SCHEMA), seed=0)
+    (measurement,) = found.measurements
+    sets = [features for part in measurement.workload.parts for features in part.sets]
+    shares = [squared / (2 * rho * (sigma * total) ** 2) for sigma in measurement.sigma]
+    assert sum(shares) == pytest.approx(1, rel=1e-6)
+    singles = singles_of(rho, squared, total)
+    expected = {1: singles / 4, 2: 0.45 * (1 - singles) / 6, 3: 0.55 * (1 - singles) / 4}
+    assert shares == pytest.approx([expected[len(features)] for features in sets], rel=1e-4)
+    spends = [Fraction(spend.rho) for spend in found.privacy.spends]
+    assert sum(spends) <= Fraction(told.budget.rho)
+    assert float(sum(spends)) == pytest.approx(told.budget.rho, rel=1e-9)
+    assert [spend.kind for spend in found.privacy.spends] == ["total", "measure"][relation == "replace" :]
+
+
+@pytest.mark.usefixtures("unfitted")
+@pytest.mark.parametrize(("relation", "squared"), [("replace", 2), ("add-remove", 1)])
+def test_the_noise_of_functions_is_that_of_all_their_values(relation, squared):
+    """A value of a function moves by 1 at most, a marginal by 1 in one cell, or in two."""
+    told = curator(relation=relation)
+    rho, total = told.remaining, told.total
+    (measurement,) = SMALL(told, Workload((*PAIRS.parts, VALUES)), seed=0).measurements
+    moved = (0.45 * squared + 0.55) / (2 * rho)
+    assert measurement.sigma[-1] * total == pytest.approx(math.sqrt(moved / (0.55 / 4)), rel=1e-4)
+    assert np.sum((measurement.sigma[:-1] * total) ** -2) == pytest.approx(0.45 / moved, rel=1e-4)
+
+
+@pytest.mark.parametrize("asked", [PAIRS, marginals((0, 1, 2)), marginals((3,)), Workload((VALUES,))])
+def test_the_plan_is_what_is_measured_but_for_the_share_of_columns(asked):
+    told = curator(epsilon=3.0)
+    (step,) = SMALL.steps_for(asked, 0.5)
+    assert (step.kind, step.rho, step.blocks, step.cells) == (
+        "measure",
+        0.5,
+        step.workload.blocks,
+        step.workload.cells,
+    )
+    queries = planned(asked, share_of_singles(told))
+    assert (queries.blocks, queries.cells) == (step.blocks, step.cells)
+    assert shares_of(queries).keys() == shares_of(step.workload).keys()
+    assert sum(share for key, share in shares_of(step.workload).items() if len(key) == 1) == pytest.approx(
+        1.0 if asked.largest_block == 5 else 0.1, rel=1e-5
+    )
+
+
+def test_memory_grows_with_the_workload_and_the_rows():
+    needed = [Auto().memory(parse_workload(f"marginals:k={order}", SCHEMA)) for order in (1, 2, 3, 4)]
+    assert needed == sorted(set(needed))
+    large = (100, 100, 100)
+    whole, pairs = (Auto().memory(marginals(*sets, sizes=large)) for sets in ([(0, 1, 2)], [(0, 1), (1, 2)]))
+    assert whole - pairs > 8 * 10**6
+    assert Auto(rows=512).memory(PAIRS) - Auto().memory(PAIRS) >= 4 * 4 * 256 * sum(SIZES)
+    left, right = (Auto().memory(marginals((0, 1, 2), sizes=large, limit=1 << power)) for power in (12, 16))
+    assert left < right
+
+
+# --- the release
+
+
+@cache
+def made(relation="replace"):
+    return SMALL(curator(relation=relation), PAIRS, seed=3)
+
+
+def test_a_release_is_that_of_its_seeds():
+    first, again = made(), SMALL(curator(), PAIRS, seed=3)
+    np.testing.assert_array_equal(first.measurements[0].values, again.measurements[0].values)
+    np.testing.assert_array_equal(first.model.probabilities, again.model.probabilities)
+    other, noisier = SMALL(curator(), PAIRS, seed=4), SMALL(curator(seed=2), PAIRS, seed=3)
+    np.testing.assert_array_equal(first.measurements[0].values, other.measurements[0].values)
+    for different in (other, noisier):
+        assert not np.allclose(first.model.probabilities, different.model.probabilities, atol=1e-3)
+
+
+def test_the_fit_is_of_what_is_said():
+    refitted = ShrinkingProjection(rows=16, effort=1.0).fit(SIZES, made().measurements, seed=3)
+    np.testing.assert_array_equal(refitted.probabilities, made().model.probabilities)
+    for matters in ("max", "average"):
+        found = Auto(rows=16, effort=1.0, objective=matters)(curator(), PAIRS, seed=3)
+        expected = ShrinkingProjection(rows=16, effort=1.0, objective=matters)
+        np.testing.assert_array_equal(
+            found.model.probabilities, expected.fit(SIZES, made().measurements, seed=3).probabilities
+        )
+        assert not np.array_equal(found.model.probabilities, made().model.probabilities)
+        assert found.mechanism == {"name": "auto", "objective": matters, "rows": 16, "effort": 1.0}
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_release_is_saved_loaded_sampled_and_asked(relation, tmp_path):
+    found = made(relation)
+    archive.save(found, tmp_path / "release")
+    loaded = archive.load(tmp_path / "release")
+    assert type(loaded.model) is RelaxedRows
+    assert loaded.mechanism == found.mechanism == description(SMALL)
+    assert loaded.measurements[0].workload.digest == found.measurements[0].workload.digest
+    rows = loaded.model.sample(50, seed=0)
+    assert rows.rows == 50
+    assert np.all((rows.codes >= 0) & (rows.codes < SIZES))
+    for question in ("c0 = 1 and c3 < 2", "c1 = 0 or c2 = 1"):
+        before, after = ask(found, question), ask(loaded, question)
+        assert 0 <= before.fraction <= 1
+        assert after.fraction == pytest.approx(before.fraction, abs=1e-6)
+
+
+def test_a_loss_that_is_no_number_is_told(monkeypatch):
+    fit = ShrinkingProjection.fit
+
+    def broken(self, sizes, measurements, *, seed):
+        (item,) = measurements
+        pairs = [np.full(p.tally.cells, len(p.tally.features) == 2) for p in item.workload.pieces()]
+        values = np.where(np.concatenate(pairs), np.nan, item.values)
+        return fit(self, sizes, (replace(item, values=values),), seed=seed)
+
+    monkeypatch.setattr(ShrinkingProjection, "fit", broken)
+    found = SMALL(curator(), PAIRS, seed=3)
+    assert found.degraded
+    assert not made().degraded
+    assert np.all(np.isfinite(found.model.probabilities))
+
+
+# --- numbers
+
+NATIVE = Schema(
+    (
+        Codes(name="a", values=3),
+        Numeric(name="x", lower=0, upper=19, integer=True, native=True),
+        Codes(name="b", values=2),
+        Numeric(name="y", lower=0.0, upper=1.0, native=True, missing=True),
+    ),
+    dataset="rows",
+)
+SPECS = ["bands:k=2,bands=4", "mixed:k=2,count=6,seed=1", "halfspaces:count=5,target=b; marginals:k=2"]
+
+
+def native_curator(relation="replace"):
+    generator = np.random.default_rng(0)
+    codes = np.stack([generator.integers(0, size, 400) for size in NATIVE.sizes], axis=1).astype(np.int32)
+    return curator(relation=relation, schema=NATIVE, codes=codes)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_numbers_are_planned_as_those_of_rap_plus_plus(spec):
+    asked = parse_workload(spec, NATIVE)
+    planned_steps = Auto().steps_for(asked, 0.3)
+    expected = RAPPlusPlus().steps_for(asked, 0.3)
+    plain = [item.name for item in fields(planned_steps[0]) if item.name != "workload"]
+    assert [[getattr(step, name) for name in plain] for step in planned_steps] == [
+        [getattr(step, name) for name in plain] for step in expected
+    ]
+    assert Auto().memory(asked) == RAPPlusPlus().memory(asked)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "marginals:k=2"])
+def test_numbers_are_left_to_rap_plus_plus(monkeypatch, spec):
+    """Also where the schema has some and the workload does not ask about them."""
+    calls = []
+
+    def run(self, *what, seed):
+        calls.append((self, *what, seed))
+        return made()
+
+    monkeypatch.setattr(RAPPlusPlus, "__call__", run)
+    told, asked = native_curator(), parse_workload(spec, NATIVE)
+    found = Auto(objective="max")(told, asked, seed=5)
+    assert calls == [(RAPPlusPlus(), told, asked, 5)]
+    assert found.mechanism == description(Auto(objective="max"))
+    assert found.model is made().model
+
+
+def test_a_release_of_numbers_is_that_of_rap_plus_plus(monkeypatch, tmp_path):
+    short = RAPPlusPlus(rows=30, steps=3, levels=2, per_round=2)
+    monkeypatch.setattr(auto, "RAPPlusPlus", lambda: short)
+    asked = parse_workload("marginals:k=2", NATIVE)
+    found = SMALL(native_curator("add-remove"), asked, seed=5)
+    assert isinstance(found.model, MixedRows)
+    assert found.privacy == short(native_curator("add-remove"), asked, seed=5).privacy
+    assert found.privacy.spent == pytest.approx(found.privacy.rho)
+    archive.save(found, tmp_path / "release")
+    assert archive.load(tmp_path / "release").mechanism == description(SMALL)
+
+
+def test_functions_beside_numbers_are_refused_before_anything_is_spent():
+    asked = Workload((custom(lambda row: row["b"], NATIVE, name="mine:own"),))
+    told = native_curator()
+    with pytest.raises(WorkloadError, match="the workload must be of whole marginals"):
+        SMALL(told, asked, seed=0)
+    assert told.privacy().spends == ()
+
+
+# --- the smallest of data
+
+
+def check_rows(found, sizes):
+    assert not found.degraded
+    assert np.all(np.isfinite(found.model.probabilities))
+    sums = np.add.reduceat(found.model.probabilities, np.cumsum((0, *sizes[:-1])), axis=0)
+    np.testing.assert_allclose(sums, 1, atol=1e-4)
+    table = found.model.sample(5, seed=0)
+    assert np.all((table.codes >= 0) & (table.codes < sizes))
+
+
+@pytest.mark.parametrize(
+    ("count", "relation", "epsilon"),
+    [
+        (1, "replace", 1.0),
+        (1, "replace", 1e-4),
+        (1, "add-remove", 1e-4),
+        (0, "add-remove", 1.0),
+        (0, "add-remove", 1e5),
+        (2000, "replace", 1e7),
+    ],
+)
+def test_few_rows_and_budgets_of_all_sizes(count, relation, epsilon):
+    told = curator(count, relation, epsilon)
+    found = SMALL(told, PAIRS, seed=0)
+    check_rows(found, SIZES)
+    assert found.total >= 1
+
+
+def test_a_noisy_total_far_below_one_counts_as_a_row():
+    totals = {}
+    for seed in range(8):
+        told = curator(0, "add-remove", 0.01, seed=seed)
+        totals[seed] = told.total
+    seed = min(totals, key=totals.__getitem__)
+    assert totals[seed] == 1
+    check_rows(SMALL(curator(0, "add-remove", 0.01, seed=seed), PAIRS, seed=0), SIZES)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sets"),
+    [((3,), ((0,),)), (SIZES, ((2,),))],
+    ids=["one column", "one marginal"],
+)
+def test_small_schemas_and_workloads(sizes, sets):
+    schema = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(sizes)), dataset="rows")
+    asked = marginals(*sets, sizes=sizes)
+    for relation in RELATIONS:
+        found = SMALL(curator(50, relation, schema=schema), asked, seed=0)
+        check_rows(found, sizes)
+        assert sum(answer.size for answer in found.model.answers(asked)) == asked.cells
+
+
+# --- parameters
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"objective": "median"}, r"objective \('median'\) must be one of balanced, max, average"),
+        ({"rows": "0"}, r"rows \(0\) must be a whole number of at least 1"),
+        ({"rows": "x"}, r"rows \('x'\) must be a whole number"),
+        ({"effort": "0"}, r"effort \(0.0\) must be above 0 and at most 10000.0"),
+        ({"effort": "-1"}, r"effort \(-1.0\) must be above 0"),
+        ({"effort": "nan"}, r"effort \(nan\) must be above 0"),
+        ({"effort": "inf"}, r"effort \(inf\) must be above 0 and at most 10000.0"),
+        ({"effort": "much"}, r"effort \('much'\) must be a number"),
+        ({"steps": "5"}, r"setting \('steps'\) must be one of objective, rows, effort"),
+    ],
+)
+def test_parameters_are_checked_in_house_words(setting, message):
+    with pytest.raises(ParameterError, match=message):
+        mechanism("auto", setting)
+    assert mechanism("auto", {"objective": "max", "rows": "9", "effort": "2"}) == Auto(
+        objective="max", rows=9, effort=2.0
+    )
