@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -26,11 +27,9 @@ import numpy as np
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
-from anamorph.mechanisms.auto import Auto, inside, planned, share_of_singles
+from anamorph.mechanisms.auto import Auto, inside, planned, split
 from anamorph.models import shrinking
-from anamorph.models.relaxed import Parameters
-from anamorph.models.shrinking import Aims, ShrinkingProjection, counted, noise, whole_marginals
-from anamorph.models.simplex import Layout
+from anamorph.models.shrinking import Aims, Layout, Parameters, ShrinkingProjection, counted, noise, whole_marginals
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
@@ -44,7 +43,6 @@ WORKLOADS = ("marginals:k=2", TRIPLES)
 SLOW = ("adult", TRIPLES)
 EPSILONS = (0.1, 1.0, 10.0)
 SEEDS = (0, 1, 2, 3, 4)
-OURS = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +64,9 @@ class Varied(ShrinkingProjection):
 AUTO = Varied(rows=Auto().rows, effort=Auto().effort, objective=Auto().objective)
 
 
-def whole_plan(curator: Curator, workload: Workload) -> Workload:
-    """Returns what `auto` measures."""
-    return planned(workload, share_of_singles(curator))
+def measuring(curator: Curator, workload: Workload, **shares: float) -> Workload:
+    """Returns what `auto` measures, with fixed shares of the budget for some orders."""
+    return planned(workload, split(curator, workload)._replace(**shares))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ class Variant:
     """`auto` with one choice made otherwise."""
 
     estimator: ShrinkingProjection = AUTO
-    plan: Callable[[Curator, Workload], Workload] = whole_plan
+    plan: Callable[[Curator, Workload], Workload] = measuring
     constants: dict[str, float] = field(default_factory=dict)
     """Of models/shrinking.py, by name; they are compiled into the steps."""
     workloads: tuple[str, ...] = WORKLOADS
@@ -102,16 +100,16 @@ def up_to_pairs(curator: Curator, workload: Workload) -> Workload:
     """Returns single columns and the pairs inside the marginals that are asked for."""
     found = {features: 1.0 for part in workload.parts if isinstance(part, Marginals) for features in part.sets}
     pairs = Marginals(workload.sizes, tuple(inside(workload.sizes, found)[1]))
-    return whole_plan(curator, replace(workload, parts=(pairs,)))
+    return measuring(curator, replace(workload, parts=(pairs,)))
 
 
 VARIANTS: dict[str, Variant] = {
-    OURS: Variant(),
+    "auto": Variant(),
     "no penalty": penalised(lambda _: 0.0),
     "strength x 0.5": penalised(lambda _: 0.5),
     "strength x 2": penalised(lambda _: 2.0),
-    "crowding^0": penalised(lambda log: noise(log).crowding ** (0.0 - 0.2)),
-    "crowding^0.4": penalised(lambda log: noise(log).crowding ** (0.4 - 0.2)),
+    "flatter in crowding": penalised(lambda log: noise(log).crowding ** -0.2),
+    "steeper in crowding": penalised(lambda log: noise(log).crowding ** 0.2),
     "sigma of a marginal": penalised(lambda log: 4 * noise(log).sigma / largest_order_sigma(log)),
     "no tail": changed(lambda aims, _: aims._replace(tail=aims.tail._replace(weight=0.0))),
     "reach 2": changed(lambda aims, log: aims._replace(tail=aims.tail._replace(reach=2 / math.sqrt(counted(log))))),
@@ -121,12 +119,14 @@ VARIANTS: dict[str, Variant] = {
     "uniform start": Variant(estimator=replace(AUTO, uniform=True)),
     "effort x 0.5": Variant(estimator=replace(AUTO, effort=AUTO.effort / 2)),
     "effort x 2": Variant(estimator=replace(AUTO, effort=AUTO.effort * 2)),
-    "singles 0.1": Variant(plan=lambda _, workload: planned(workload, 0.1)),
-    "singles 0.3": Variant(plan=lambda _, workload: planned(workload, 0.3)),
+    "singles 0.1": Variant(plan=partial(measuring, singles=0.1)),
+    "singles 0.3": Variant(plan=partial(measuring, singles=0.3)),
+    "between 0.45": Variant(plan=partial(measuring, between=0.45), workloads=(TRIPLES,)),
     "largest order only": Variant(plan=lambda _, workload: workload),
     "orders 1 and 2": Variant(plan=up_to_pairs, workloads=(TRIPLES,)),
     "objective max": Variant(estimator=replace(AUTO, objective="max")),
     "objective average": Variant(estimator=replace(AUTO, objective="average")),
+    "no more where faint": Variant(constants={"FAINT": 0.0}),
     "usual Adam": Variant(estimator=replace(AUTO, rate=0.03), constants={"FORGET": 0.999, "FLOOR": 1.0}),
 }
 
@@ -203,7 +203,7 @@ def ratios(runs: Runs, keys: Iterable[Key]) -> Figures | None:
     """Returns the medians of a variant over those of `auto` with the same seeds, their geometric mean over cells."""
     logarithms = []
     for cell in keys:
-        pairs = [(cell._replace(seed=seed), cell._replace(seed=seed, variant=OURS)) for seed in SEEDS]
+        pairs = [(cell._replace(seed=seed), cell._replace(seed=seed, variant="auto")) for seed in SEEDS]
         if both := [(runs[theirs], runs[ours]) for theirs, ours in pairs if theirs in runs and ours in runs]:
             logarithms.append(-np.diff(np.log(np.median(both, axis=0)), axis=0)[0])
     return tuple(np.exp(np.mean(logarithms, axis=0)).tolist()) if logarithms else None

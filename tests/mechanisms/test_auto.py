@@ -19,7 +19,7 @@ from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.errors import ParameterError, WorkloadError
 from anamorph.mechanisms import auto
-from anamorph.mechanisms.auto import FEWEST, LARGEST, MOST, Auto, planned, share_of_singles
+from anamorph.mechanisms.auto import BETWEEN, FEWEST, MOST, Auto, Split, planned, split
 from anamorph.mechanisms.mechanism import description, mechanism
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.models.mixed import MixedRows
@@ -99,12 +99,15 @@ def test_orders_share_the_budget_and_marginals_of_an_order_share_alike(order, pa
         assert each == pytest.approx([each[0]] * len(each))
 
 
-@pytest.mark.parametrize("singles", [0.05, 0.3, 0.5])
-def test_single_columns_have_the_share_they_are_given(singles):
+@pytest.mark.parametrize("shares", [Split(0.05, 0.01), Split(0.3, 0.2), Split(0.5, 0.45)])
+def test_orders_have_the_shares_they_are_given(shares):
     for order in (2, 3, 4):
-        found = by_order(shares_of(planned(parse_workload(f"marginals:k={order}", SCHEMA), singles)))
-        assert sum(found[1]) == pytest.approx(singles, rel=1e-5)
-        assert sum(found[order]) == pytest.approx((1 - singles) * (1 if order == 2 else LARGEST), rel=1e-5)
+        found = by_order(shares_of(planned(parse_workload(f"marginals:k={order}", SCHEMA), shares)))
+        between = 0 if order == 2 else shares.between * (1 - shares.singles)
+        assert sum(found[1]) == pytest.approx(shares.singles, rel=1e-5)
+        assert sum(found[order]) == pytest.approx(1 - shares.singles - between, rel=1e-5)
+        each = [between / max(order - 2, 1)] * (order - 2)
+        assert [sum(found[k]) for k in range(2, order)] == pytest.approx(each, rel=1e-4)
 
 
 def test_what_matters_more_has_more_of_its_order():
@@ -117,6 +120,10 @@ def test_what_matters_more_has_more_of_its_order():
     assert found[1, 3] == pytest.approx(found[0, 1])
     assert found[0, 2] == found[1, 2] == pytest.approx(1 / 8 * 0.45 * 0.9, rel=1e-5)
     assert found[0, 1, 2] == pytest.approx(0.55 * 0.9, rel=1e-5)
+    turned = Workload(asked.parts[::-1], weights=asked.weights[::-1])
+    assert shares_of(planned(turned)) == pytest.approx(found)
+    twice = Workload((*asked.parts, Marginals(SIZES, ((1, 0),))), weights=(*asked.weights, Fraction(1, 2)))
+    assert shares_of(planned(twice)) == pytest.approx(found)
 
 
 def test_only_what_is_inside_is_measured_but_every_column():
@@ -150,13 +157,13 @@ def test_thresholds_and_single_cells_are_measured_as_marginals(cells):
     assert queries.digest == planned(marginals((0, 1, 2), (1, 3))).digest
 
 
-def test_functions_beside_marginals_have_the_share_of_a_largest_order():
+def test_functions_beside_marginals_have_half():
     queries = planned(Workload((*PAIRS.parts, VALUES, ONE)))
     found = shares_of(queries)
-    assert found.pop("mine:values") == pytest.approx(0.55 * 4 / 5, rel=1e-5), "a value each, alike"
-    assert found.pop("mine:one") == pytest.approx(0.55 / 5, rel=1e-5)
+    assert found.pop("mine:values") == pytest.approx(0.5 * 4 / 5, rel=1e-5), "a value each, alike"
+    assert found.pop("mine:one") == pytest.approx(0.5 / 5, rel=1e-5)
     parts = by_order(found)
-    assert [sum(parts[1]), sum(parts[2])] == pytest.approx([0.45 * 0.1, 0.45 * 0.9], rel=1e-5)
+    assert [sum(parts[1]), sum(parts[2])] == pytest.approx([0.5 * 0.1, 0.5 * 0.9], rel=1e-5)
 
 
 def test_functions_alone_leave_single_columns_their_share():
@@ -170,7 +177,7 @@ def test_functions_share_by_weight():
     assert shares_of(weighed)["mine:one"] == pytest.approx(0.9 * 2 / 6, rel=1e-5)
     chosen = planned(Workload((VALUES.by_cell().take([0, 2]), *PAIRS.parts)))
     assert [type(part) for part in chosen.parts].count(CustomCells) == 1
-    assert shares_of(chosen)["mine:values"] == pytest.approx(0.55, rel=1e-5)
+    assert shares_of(chosen)["mine:values"] == pytest.approx(0.5, rel=1e-5)
 
 
 def test_pieces_are_as_large_as_the_workload_has_them():
@@ -188,18 +195,18 @@ PARTS = st.one_of(
 
 @given(
     st.lists(st.tuples(PARTS, st.fractions(Fraction(1, 1000), 1000)), min_size=1, max_size=4),
-    st.floats(FEWEST, MOST),
+    st.builds(Split, st.floats(FEWEST, MOST), st.floats(1e-3, BETWEEN)),
     st.sampled_from([1 << 26, 100, 20]),
 )
 @settings(deadline=None, max_examples=60)
-def test_whatever_is_asked_every_marginal_is_measured_once_and_shares_are_all_of_the_budget(parts, singles, most):
+def test_whatever_is_asked_every_marginal_is_measured_once_and_shares_are_all_of_the_budget(parts, given_shares, most):
     names = [part.function for part, _ in parts if isinstance(part, Custom | CustomCells)]
     if len(set(names)) < len(names):
         return
     asked = Workload(tuple(part for part, _ in parts), weights=tuple(weight for _, weight in parts))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auto, "MOST_CELLS", most)
-        queries = planned(asked, singles)
+        queries = planned(asked, given_shares)
     sets = [features for part in queries.parts if isinstance(part, Marginals) for features in part.sets]
     assert len(sets) == len(set(sets))
     assert {(column,) for column in range(4)} <= set(sets)
@@ -213,10 +220,10 @@ def test_whatever_is_asked_every_marginal_is_measured_once_and_shares_are_all_of
         assert wanted <= set(sets)
     shares = shares_of(queries)
     functions = sum(share for key, share in shares.items() if isinstance(key, str))
-    assert functions == pytest.approx(0 if not names else LARGEST if wanted else 1 - singles, rel=1e-3)
+    assert functions == pytest.approx(0 if not names else 0.5 if wanted else 1 - given_shares.singles, rel=1e-3)
     columns = sum(shares[column,] for column in range(4)) / (1 - functions)
     larger = any(len(features) > 1 for features in sets)
-    assert columns == pytest.approx(singles if larger else 1.0, rel=1e-3)
+    assert columns == pytest.approx(given_shares.singles if larger else 1.0, rel=1e-3)
 
 
 # --- how well
@@ -231,21 +238,35 @@ def _unfitted(monkeypatch):
     monkeypatch.setattr(ShrinkingProjection, "fit", lambda *_what, **_more: rows)
 
 
-def singles_of(rho, squared, total):
-    """0.7 sqrt(e), e the share of a column that noise would fill if columns had all of the budget."""
-    crowding = np.mean(SIZES) * math.sqrt(4 * squared / (2 * rho)) / total
-    return min(max(0.7 * math.sqrt(crowding), 0.05), 0.5)
+def crowding(rho, squared, total, order):
+    """The share of a marginal that noise would fill if all of its order had all of the budget."""
+    cells = [math.prod(chosen) for chosen in itertools.combinations(SIZES, order)]
+    return np.mean(cells) * math.sqrt(len(cells) * squared / (2 * rho)) / total
+
+
+def split_of(rho, squared, total, order):
+    """0.45 sqrt(e) of columns, from 0.05 to 0.4; 0.45 e / (1 + e) of the largest order."""
+    columns, largest = (crowding(rho, squared, total, k) for k in (1, order))
+    return min(max(0.45 * math.sqrt(columns), 0.05), 0.4), 0.45 * largest / (1 + largest)
 
 
 @pytest.mark.parametrize(("relation", "squared"), [("replace", 2), ("add-remove", 1)])
 @pytest.mark.parametrize(
-    ("count", "epsilon", "least", "most"), [(10, 0.1, 0.5, 0.5), (2000, 1, 0.06, 0.4), (2000, 1e4, 0.05, 0.05)]
+    ("count", "epsilon", "least", "most"), [(10, 0.1, 0.4, 0.4), (2000, 1, 0.06, 0.3), (2000, 1e4, 0.05, 0.05)]
 )
-def test_single_columns_have_more_where_noise_crowds_them(relation, squared, count, epsilon, least, most):
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_smaller_orders_have_more_where_noise_crowds_them(relation, squared, count, epsilon, least, most, order):
     told = curator(count, relation, epsilon)
-    share = share_of_singles(told)
-    assert share == pytest.approx(singles_of(told.remaining, squared, told.total), rel=1e-6)
-    assert least <= share <= most
+    found = split(told, parse_workload(f"marginals:k={order}", SCHEMA))
+    assert found == pytest.approx(split_of(told.remaining, squared, told.total, order), rel=1e-6)
+    assert least <= found.singles <= most
+    assert 0 < found.between < 0.45
+
+
+def test_shares_suit_the_largest_order_that_is_measured(monkeypatch):
+    triples = parse_workload("marginals:k=3", SCHEMA)
+    monkeypatch.setattr(auto, "MOST_CELLS", 100)
+    assert split(curator(), triples) == split(curator(), PAIRS)
 
 
 @pytest.mark.usefixtures("unfitted")
@@ -258,8 +279,8 @@ def test_the_noise_follows_the_shares_and_all_of_the_budget_is_spent(relation, s
     sets = [features for part in measurement.workload.parts for features in part.sets]
     shares = [squared / (2 * rho * (sigma * total) ** 2) for sigma in measurement.sigma]
     assert sum(shares) == pytest.approx(1, rel=1e-6)
-    singles = singles_of(rho, squared, total)
-    expected = {1: singles / 4, 2: 0.45 * (1 - singles) / 6, 3: 0.55 * (1 - singles) / 4}
+    singles, between = split_of(rho, squared, total, 3)
+    expected = {1: singles / 4, 2: between * (1 - singles) / 6, 3: (1 - between) * (1 - singles) / 4}
     assert shares == pytest.approx([expected[len(features)] for features in sets], rel=1e-4)
     spends = [Fraction(spend.rho) for spend in found.privacy.spends]
     assert sum(spends) <= Fraction(told.budget.rho)
@@ -274,9 +295,9 @@ def test_the_noise_of_functions_is_that_of_all_their_values(relation, squared):
     told = curator(relation=relation)
     rho, total = told.remaining, told.total
     (measurement,) = SMALL(told, Workload((*PAIRS.parts, VALUES)), seed=0).measurements
-    moved = (0.45 * squared + 0.55) / (2 * rho)
-    assert measurement.sigma[-1] * total == pytest.approx(math.sqrt(moved / (0.55 / 4)), rel=1e-4)
-    assert np.sum((measurement.sigma[:-1] * total) ** -2) == pytest.approx(0.45 / moved, rel=1e-4)
+    moved = (0.5 * squared + 0.5) / (2 * rho)
+    assert measurement.sigma[-1] * total == pytest.approx(math.sqrt(moved / (0.5 / 4)), rel=1e-4)
+    assert np.sum((measurement.sigma[:-1] * total) ** -2) == pytest.approx(0.5 / moved, rel=1e-4)
 
 
 @pytest.mark.parametrize("asked", [PAIRS, marginals((0, 1, 2)), marginals((3,)), Workload((VALUES,))])
@@ -289,7 +310,7 @@ def test_the_plan_is_what_is_measured_but_for_the_share_of_columns(asked):
         step.workload.blocks,
         step.workload.cells,
     )
-    queries = planned(asked, share_of_singles(told))
+    queries = planned(asked, split(told, asked))
     assert (queries.blocks, queries.cells) == (step.blocks, step.cells)
     assert shares_of(queries).keys() == shares_of(step.workload).keys()
     assert sum(share for key, share in shares_of(step.workload).items() if len(key) == 1) == pytest.approx(
@@ -301,7 +322,9 @@ def test_memory_grows_with_the_workload_and_the_rows():
     needed = [Auto().memory(parse_workload(f"marginals:k={order}", SCHEMA)) for order in (1, 2, 3, 4)]
     assert needed == sorted(set(needed))
     large = (100, 100, 100)
-    whole, pairs = (Auto().memory(marginals(*sets, sizes=large)) for sets in ([(0, 1, 2)], [(0, 1), (1, 2)]))
+    whole, pairs = (
+        Auto().memory(marginals(*sets, sizes=large, limit=1 << 10)) for sets in ([(0, 1, 2)], [(0, 1), (1, 2)])
+    )
     assert whole - pairs > 8 * 10**6
     assert Auto(rows=512).memory(PAIRS) - Auto().memory(PAIRS) >= 4 * 4 * 256 * sum(SIZES)
     left, right = (Auto().memory(marginals((0, 1, 2), sizes=large, limit=1 << power)) for power in (12, 16))

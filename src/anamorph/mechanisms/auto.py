@@ -6,9 +6,10 @@ both.
 
 *What is measured.* All marginals inside those that are asked for, order by order, every marginal of an order alike, and
 every column of the schema. A pair is worth its own measurement although a triple tells of it: it has far fewer cells to
-spread its noise over. Single columns have the share 0.7 sqrt(e) of the budget, from 0.05 to 0.5, with e the share of a
-column that noise would fill if they had all of it; of the rest the largest order has 0.55, those in between what is
-left. Marginals of the largest order are left out while all together have more than `MOST_CELLS` cells: then those
+spread its noise over; but where noise fills little of a marginal anyway, the largest tell all. With e the share of a
+marginal of an order that noise would fill if the order had all of the budget, single columns have 0.45 sqrt(e), from
+0.05 to 0.4; of the rest the orders in between have 0.45 e / (1 + e), e of the largest order, which has what is left.
+Marginals of the largest order are left out while all together have more than `MOST_CELLS` cells: then those
 inside them stand for them.
 
 *Adaptivity.* Nothing is selected. A whole marginal costs the same however many cells it has, and a selection costs as
@@ -28,9 +29,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import ClassVar, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 import numpy as np
 
@@ -46,19 +48,16 @@ from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.numbers import Tested
 from anamorph.queries.strategies import RESOLUTION
-from anamorph.queries.workload import Queries, Workload
+from anamorph.queries.workload import Workload
 from anamorph.release import Release
 
 Features = tuple[int, ...]
 
-SINGLES = 0.1
-"""The share of the budget for single columns, before the number of rows is known."""
+FEWEST, MOST = 0.05, 0.4
+"""The least and the largest share of the budget for single columns."""
 
-FEWEST, MOST = 0.05, 0.5
-"""The least and the largest share for single columns."""
-
-LARGEST = 0.55
-"""The share of the rest for the largest order, where there are some in between."""
+BETWEEN = 0.45
+"""The largest share of the rest for the orders between single columns and the largest."""
 
 MOST_CELLS = 1 << 26
 """The most cells of all marginals that are measured."""
@@ -112,7 +111,7 @@ class Auto:
             return replace(RAPPlusPlus()(curator, workload, seed=seed), mechanism=description(self))
         estimator = ShrinkingProjection(rows=self.rows, effort=self.effort, objective=self.objective)
         progress.report("measure", 0, 1)
-        queries = planned(workload, share_of_singles(curator))
+        queries = planned(workload, split(curator, workload))
         log = (curator.measure(queries, rho=curator.remaining),)
         progress.report("measure", 1, 1)
         return release(self, curator, workload, estimator.fit(curator.schema.sizes, log, seed=seed), log)
@@ -123,28 +122,56 @@ def asks_numbers(workload: Workload) -> bool:
     return any(isinstance(part, Tested | Banded) for part in workload.parts)
 
 
-def share_of_singles(curator: Curator) -> float:
-    """Returns the share of the budget for single columns: the more noise would crowd them, the larger."""
-    sizes, total = curator.schema.sizes, max(curator.total, 1.0)
-    squared = len(sizes) * (2 if curator.neighbours == "replace" else 1)
-    crowding = float(np.mean(sizes)) * gaussian_sigma(squared, curator.remaining) / total
-    return float(np.clip(0.7 * math.sqrt(crowding), FEWEST, MOST))
+class Split(NamedTuple):
+    """How orders share the budget."""
+
+    singles: float = 0.1
+    """The share of single columns."""
+    between: float = BETWEEN
+    """The share, of what is left, of the orders between them and the largest."""
 
 
-def planned(workload: Workload, singles: float = SINGLES) -> Workload:
-    """Returns what is measured, each marginal and each function with its share of the budget."""
+DEFAULT = Split()
+"""Before the number of rows is known."""
+
+
+def split(curator: Curator, workload: Workload) -> Split:
+    """Returns the shares that suit a budget and a number of rows."""
+    orders = inside(workload.sizes, asked_for(workload))
+    first, last = (crowding(curator, found) for found in (orders[0], orders[-1]))
+    return Split(float(np.clip(0.45 * math.sqrt(first), FEWEST, MOST)), BETWEEN * last / (1 + last))
+
+
+def crowding(curator: Curator, sets: Collection[Features]) -> float:
+    """Returns the mean share of some marginals that noise would fill if they had all of the budget."""
+    squared = len(sets) * (2 if curator.neighbours == "replace" else 1)
+    cells = np.mean([marginal_cells(curator.schema.sizes, features) for features in sets])
+    return float(cells) * gaussian_sigma(squared, curator.remaining) / max(curator.total, 1.0)
+
+
+def asked_for(workload: Workload) -> dict[Features, float]:
+    """Returns the marginals that a workload asks for, those of thresholds and single cells included, with weights."""
     weights = workload.weights or (Fraction(1),) * len(workload.parts)
     asked: dict[Features, float] = {}
-    functions: list[tuple[Queries, float]] = []
     for part, weight in zip(workload.parts, map(float, weights), strict=True):
         known = part.marginals if isinstance(part, Cells) else part
         if isinstance(known, Marginals):
             asked |= {features: max(weight, asked.get(features, 0.0)) for features in map(ordered, known.sets)}
-        else:
-            functions.append((part, weight * part.cells))
-    taken = 0.0 if not functions else LARGEST if asked else 1 - singles
-    shares = shared(inside(workload.sizes, asked), singles)
-    by_share = itertools.groupby(sorted(shares, key=lambda f: (-shares[f], f)), key=shares.__getitem__)
+    return asked
+
+
+def planned(workload: Workload, shares: Split = DEFAULT) -> Workload:
+    """Returns what is measured, each marginal and each function with its share of the budget."""
+    weights = workload.weights or (Fraction(1),) * len(workload.parts)
+    asked = asked_for(workload)
+    functions = [
+        (part, float(weight) * part.cells)
+        for part, weight in zip(workload.parts, weights, strict=True)
+        if not isinstance(part, Marginals | Cells)
+    ]
+    taken = 0.0 if not functions else 0.5 if asked else 1 - shares.singles
+    found = shared(inside(workload.sizes, asked), shares)
+    by_share = itertools.groupby(sorted(found, key=lambda f: (-found[f], f)), key=found.__getitem__)
     parts = [(Marginals(workload.sizes, tuple(sets)), (1 - taken) * share) for share, sets in by_share]
     whole = sum(weight for _, weight in functions)
     parts += [(part, taken * weight / whole / part.cells) for part, weight in functions]
@@ -179,11 +206,11 @@ def inside(sizes: tuple[int, ...], asked: dict[Features, float]) -> list[dict[Fe
     return orders
 
 
-def shared(orders: list[dict[Features, float]], singles: float) -> dict[Features, float]:
+def shared(orders: list[dict[Features, float]], shares: Split) -> dict[Features, float]:
     """Returns the share of the budget of each marginal: those of an order share alike, but for their weights."""
-    rest = {1: [1.0], 2: [singles, 1 - singles]}
-    between = (1 - LARGEST) * (1 - singles) / max(len(orders) - 2, 1)
-    parts = rest.get(len(orders), [singles, *[between] * (len(orders) - 2), LARGEST * (1 - singles)])
+    rest, between = 1 - shares.singles, len(orders) - 2
+    parts = [shares.singles, *[rest * shares.between / max(between, 1)] * between, rest * (1 - shares.between)]
+    parts = {1: [1.0], 2: [shares.singles, rest]}.get(len(orders), parts)
     return {
         features: part * weight / sum(found.values())
         for part, found in zip(parts, orders, strict=True)

@@ -12,12 +12,15 @@ together tell about a feature has the noise
 
     sigma^-2 = mean over features f of sum over measured marginals A with f of sigma_A^-2,
 
-and the more of their cells are empty, the more noise must be thrown away to tell it from the signal: with the
-*crowding* e, the mean over marginals of cells * sigma_A / n, the share of a marginal that noise alone would fill,
+and the more of their cells are empty, the more noise must be thrown away to tell it from the signal. With the
+*crowding* e, the mean over marginals of cells * sigma_A / n, the share of a marginal that noise alone would fill, and
+the *faintness* s, the mean of sigma_A / n,
 
-    penalty = strength * e^(1/5) / sigma,   strength 0.14,
+    penalty = strength * (1/e + 1/e^(5/2))^(-1/10) * (1 + 50 s^2) / sigma,   strength 0.22,
 
-gave the best answers or nearly so over five decades of e (docs/accuracy.md).
+gave the best answers or nearly so over six decades of e (docs/accuracy.md): c grows as e^(1/4) where noise leaves few
+cells in doubt, as e^(1/10) where it fills them all; and where sigma is no small part of the rows, not even the largest
+cells can be told from noise, and all is drawn to independence.
 
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
@@ -58,8 +61,11 @@ from anamorph.release import Measurement
 
 Objective = Literal["balanced", "max", "average"]
 
-STRENGTH: dict[Objective, float] = {"balanced": 0.14, "max": 0.08, "average": 0.2}
+STRENGTH: dict[Objective, float] = {"balanced": 0.22, "max": 0.1, "average": 0.28}
 """How much is shrunk, by what matters."""
+
+FAINT = 50.0
+"""How much more is shrunk where sigma is as large as the number of rows."""
 
 TAIL: dict[Objective, float] = {"balanced": 5.0, "max": 10.0, "average": 0.0}
 """How much harder residuals beyond the noise are pulled."""
@@ -96,6 +102,14 @@ class Noise(NamedTuple):
     """Of what they together say about a feature, in counts."""
     crowding: float
     """The mean share of a marginal that noise alone would fill."""
+    faintness: float
+    """The mean sigma of a marginal, as a share of the rows."""
+
+    @property
+    def shrinkage(self) -> float:
+        """How many sigmas should be shrunk by, up to a constant."""
+        crowded = (self.crowding**-1 + self.crowding**-2.5) ** -0.1
+        return crowded * (1 + FAINT * self.faintness**2)
 
 
 class Aims(NamedTuple):
@@ -148,7 +162,7 @@ class ShrinkingProjection:
         parts = min(MOST_PARTS, max(1, tiles // PART))
         reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
         tail = Tail(jnp.float32(TAIL[self.objective]), jnp.float32(reach / math.sqrt(total)))
-        penalty = STRENGTH[self.objective] * heard.crowding**0.2 / heard.sigma
+        penalty = STRENGTH[self.objective] * heard.shrinkage / heard.sigma
         steps = round(self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2))
         return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))
 
@@ -194,15 +208,16 @@ def noise(measurements: Sequence[Measurement]) -> Noise:
                 known[id(measurement)] = (float(measurement.sigma[piece.first]) * total) ** -2
     if not heard:
         sigma = float(np.median(measurements[-1].sigma)) * total
-        return Noise(sigma, sigma / total)
+        return Noise(sigma, sigma / total, sigma / total)
     sizes = measurements[-1].workload.sizes
     precision = {features: sum(known.values()) for features, known in heard.items()}
     telling = np.zeros(len(sizes))
     for features, known in precision.items():
         telling[list(features)] += known
     several = [features for features in precision if len(features) > 1] or list(precision)
-    crowding = np.mean([marginal_cells(sizes, features) / math.sqrt(precision[features]) for features in several])
-    return Noise(float(np.mean(telling[telling > 0])) ** -0.5, float(crowding) / total)
+    faint = np.array([precision[features] ** -0.5 for features in several]) / total
+    crowding = np.mean(faint * [marginal_cells(sizes, features) for features in several])
+    return Noise(float(np.mean(telling[telling > 0])) ** -0.5, float(crowding), float(np.mean(faint)))
 
 
 def descend(layout: Layout, point: Parameters, aims: Aims) -> tuple[Parameters, bool]:
