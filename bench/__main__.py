@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import accuracy, counting, matrix, numbers, scale, speed, thresholds
+from bench import accuracy, counting, engine, matrix, numbers, scale, speed, thresholds
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "rho": accuracy.rho,
@@ -21,6 +21,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "tests": counting.tests,
     "end-to-end": speed.end_to_end,
     "compilations": speed.compilations,
+    "engine": engine.floor,
     "rap-cells": accuracy.rap_cells,
     "rap-blocks": accuracy.rap_blocks,
     "hdmm": matrix.hdmm,

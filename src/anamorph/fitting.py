@@ -23,7 +23,7 @@ from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.mechanisms.mechanism import Mechanism, description
-from anamorph.planning import Memory, available_memory, check_numbers, check_steps, divide
+from anamorph.planning import Memory, available_memory, check_numbers, check_steps, divide, suited
 from anamorph.quantiles import Quantiles
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
@@ -68,13 +68,18 @@ class Fit:
             "seed": self.seed,
         } | ({"knots": self.schema.knots} if self.schema.knots else {})
 
+    @property
+    def planned(self) -> Mechanism:
+        """The mechanism that says what the run will do."""
+        return suited(self.mechanism, self.schema)
+
     def check(self) -> Workload:
         """Returns the workload, after all checks that need no private data and spend nothing."""
         check_request(self.schema, self.neighbours)
         self.schema.require_knots()
         workload = parse_workload(self.workload, self.schema)
         check_numbers(self.schema, self.mechanism)
-        steps = self.mechanism.steps_for(workload, self.budget.rho)
+        steps = self.planned.steps_for(workload, self.budget.rho)
         workload = replace(workload, limit=self.divided(workload).pieces)
         check_steps(steps, self.neighbours)
         if self.output is not None:
@@ -84,11 +89,11 @@ class Fit:
 
     def divided(self, workload: Workload) -> Memory:
         """Returns how the run divides its memory; refuses one that does not fit."""
-        return divide(available_memory() if self.memory is None else self.memory, self.mechanism, workload)
+        return divide(available_memory() if self.memory is None else self.memory, self.planned, workload)
 
     def open_ledger(self, workload: Workload) -> Ledger | None:
         """Returns where spends are kept; None for a run that pays for nothing, because it is seeded or asks nothing."""
-        free = self.unsafe_seed is not None or not self.mechanism.steps_for(workload, self.budget.rho)
+        free = self.unsafe_seed is not None or not self.planned.steps_for(workload, self.budget.rho)
         return None if self.ledger is None or free else Ledger(self.ledger)
 
 

@@ -69,6 +69,12 @@ def divide(memory: int, mechanism: Mechanism, workload: Workload) -> Memory:
     return Memory(memory, engine, pieces)
 
 
+def suited(mechanism: Mechanism, schema: Schema) -> Mechanism:
+    """Returns the mechanism that plans for a schema: itself, or the one that it stands for."""
+    chosen = getattr(mechanism, "for_schema", None)
+    return mechanism if chosen is None else chosen(schema)
+
+
 def check_numbers(schema: Schema, mechanism: Mechanism) -> None:
     """Refuses native columns for a mechanism whose model has a place for every code of every column."""
     if schema.numbers and not getattr(mechanism, "native", False):
@@ -116,13 +122,14 @@ def plan(
     schema.require_knots()
     workload = parse_workload(spec, schema)
     check_numbers(schema, mechanism)
-    divided = divide(available_memory() if memory is None else memory, mechanism, workload)
+    planned = suited(mechanism, schema)
+    divided = divide(available_memory() if memory is None else memory, planned, workload)
     workload = replace(workload, limit=divided.pieces)
-    steps = mechanism.steps_for(workload, budget.rho)
+    steps = planned.steps_for(workload, budget.rho)
     check_steps(steps, neighbours)
     if neighbours == "add-remove" and steps:
         total = Step("total", TOTAL_SHARE * budget.rho, 1, 1)
-        steps = (total, *mechanism.steps_for(workload, rest(budget.rho, total.rho)))
+        steps = (total, *planned.steps_for(workload, rest(budget.rho, total.rho)))
     described = [describe(step, neighbours, rows) for step in steps]
     warnings = list(budget.warnings(rows))
     noise = max((item["sigma_counts"] for item in described if "sigma_counts" in item), default=0.0)
@@ -139,10 +146,10 @@ def plan(
         "queries": workload.cells,
         "blocks": workload.blocks,
         "largest_block": workload.largest_block,
-        "memory_bytes": mechanism.memory(workload),
+        "memory_bytes": planned.memory(workload),
         "engine_bytes": divided.engine,
         "piece_queries": divided.pieces,
-        "seconds_estimate": seconds(mechanism, workload, steps, parameters(schema)),
+        "seconds_estimate": seconds(planned, workload, steps, parameters(schema)),
         "steps": described,
         "warnings": warnings,
     }

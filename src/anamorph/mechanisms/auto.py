@@ -7,8 +7,8 @@ both.
 *What is measured.* All marginals inside those that are asked for, order by order, every marginal of an order alike, and
 every column of the schema. A pair is worth its own measurement although a triple tells of it: it has far fewer cells to
 spread its noise over; but where noise fills little of a marginal anyway, the largest tell all. With e the share of a
-marginal of an order that noise would fill if the order had all of the budget, single columns have 0.45 sqrt(e), from
-0.05 to 0.4; of the rest the orders in between have 0.45 e / (1 + e), e of the largest order, which has what is left.
+marginal of an order that noise would fill if the order had all of the budget, single columns have 0.4 sqrt(e), from
+0.02 to 0.4; of the rest the orders in between have 0.45 e / (1 + e), e of the largest order, which has what is left.
 Marginals of the largest order are left out while all together have more than `MOST_CELLS` cells: then those
 inside them stand for them.
 
@@ -50,10 +50,11 @@ from anamorph.queries.numbers import Tested
 from anamorph.queries.strategies import RESOLUTION
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
+from anamorph.schema import Schema
 
 Features = tuple[int, ...]
 
-FEWEST, MOST = 0.05, 0.4
+FEWEST, MOST = 0.02, 0.4
 """The least and the largest share of the budget for single columns."""
 
 BETWEEN = 0.45
@@ -88,6 +89,10 @@ class Auto:
         require_positive("rows", self.rows)
         if not 0 < self.effort <= MOST_EFFORT:
             raise ParameterError(f"effort ({self.effort!r}) must be above 0 and at most {MOST_EFFORT}")
+
+    def for_schema(self, schema: Schema) -> Auto | RAPPlusPlus:
+        """Returns the mechanism that plans for a schema: RAP++ where it has native numbers."""
+        return RAPPlusPlus() if schema.numbers else self
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
         """Returns the one measurement; for numbers, what RAP++ does."""
@@ -139,7 +144,7 @@ def split(curator: Curator, workload: Workload) -> Split:
     """Returns the shares that suit a budget and a number of rows."""
     orders = inside(workload.sizes, asked_for(workload))
     first, last = (crowding(curator, found) for found in (orders[0], orders[-1]))
-    return Split(float(np.clip(0.45 * math.sqrt(first), FEWEST, MOST)), BETWEEN * last / (1 + last))
+    return Split(float(np.clip(0.4 * math.sqrt(first), FEWEST, MOST)), BETWEEN * last / (1 + last))
 
 
 def crowding(curator: Curator, sets: Collection[Features]) -> float:
@@ -190,7 +195,10 @@ def inside(sizes: tuple[int, ...], asked: dict[Features, float]) -> list[dict[Fe
 
     Every column is there; the largest orders are left out while there are too many cells.
     """
-    orders: list[dict[Features, float]] = [{(column,): 1.0 for column in range(len(sizes))}]
+    heaviest = dict.fromkeys(range(len(sizes)), 0.0)
+    for features, weight in asked.items():
+        heaviest |= {column: max(weight, heaviest[column]) for column in features}
+    orders: list[dict[Features, float]] = [{(column,): weight or 1.0 for column, weight in heaviest.items()}]
     cells = sum(sizes)
     for order in range(2, max(map(len, asked), default=1) + 1):
         found: dict[Features, float] = {}
