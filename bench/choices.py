@@ -27,7 +27,7 @@ import numpy as np
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
-from anamorph.mechanisms.auto import Auto, inside, planned, split
+from anamorph.mechanisms.auto import Auto, planned, split
 from anamorph.models import shrinking
 from anamorph.models.shrinking import Aims, Layout, Parameters, ShrinkingProjection, counted, noise, whole_marginals
 from anamorph.queries.marginals import Marginals
@@ -98,8 +98,9 @@ def largest_order_sigma(log: Sequence[Measurement]) -> float:
 
 def up_to_pairs(curator: Curator, workload: Workload) -> Workload:
     """Returns single columns and the pairs inside the marginals that are asked for."""
-    found = {features: 1.0 for part in workload.parts if isinstance(part, Marginals) for features in part.sets}
-    pairs = Marginals(workload.sizes, tuple(inside(workload.sizes, found)[1]))
+    found = [features for part in workload.parts if isinstance(part, Marginals) for features in part.sets]
+    smaller = {pair for features in found for pair in itertools.combinations(features, 2)}
+    pairs = Marginals(workload.sizes, tuple(sorted(smaller)))
     return measuring(curator, replace(workload, parts=(pairs,)))
 
 

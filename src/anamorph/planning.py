@@ -211,7 +211,8 @@ def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...], w
     measured = [step for step in steps if step.kind == "measure"]
     noise = 4e-7 * sum(step.cells for step in measured)
     if "effort" in plain:
-        return noise + PASSES * plain["rows"] * (1.8e-10 * sum(step.cells for step in measured) + 1.6e-8 * width)
+        passes = PASSES * plain["effort"] / 40
+        return noise + passes * plain["rows"] * (1.8e-10 * sum(step.cells for step in measured) + 1.6e-8 * width)
     if "steps" not in plain:
         return noise
     whole = [step.blocks < step.cells for step in steps if step.kind == "select"]

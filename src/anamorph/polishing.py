@@ -85,7 +85,7 @@ def polished(
     polish = Polish.start(codes, sizes, targets)
     bounds = np.cumsum((0, *sizes))
     values = [Values.of(probabilities[first : first + size]) for first, size in zip(bounds, sizes, strict=False)]
-    sweep_all(polish, owner, values, affordable, np.random.default_rng(seed))
+    sweep_all(polish, owner, values, affordable, np.random.default_rng((seed, 2)))
     return np.ascontiguousarray(polish.codes.T, np.int32)
 
 
@@ -116,7 +116,8 @@ class Values:
     @classmethod
     def of(cls, probabilities: NDArray[np.floating]) -> Self:
         """Returns the values of a column: a line for each code, a column for each relaxed row."""
-        cumulated = np.cumsum(np.where(probabilities < FLOOR, 0, probabilities), axis=0, dtype=np.float64)
+        floor = np.minimum(FLOOR, probabilities.max(axis=0))  # of very many codes all may be below
+        cumulated = np.cumsum(np.where(probabilities < floor, 0, probabilities), axis=0, dtype=np.float64)
         ladder = cumulated / cumulated[-1] + np.arange(cumulated.shape[1])
         return cls(ladder.T.ravel(), len(cumulated))
 

@@ -46,13 +46,17 @@ def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> 
 
 
 def measured_sets(release: Release) -> tuple[tuple[int, ...], ...]:
-    """Returns the columns of each marginal that was measured whole and is inside no other: what rows should keep."""
+    """Returns the columns of each marginal that was measured whole, but for one inside another of one column more.
+
+    They are what rows should keep: the smallest first, as many as can be held.
+    """
     parts = (part for measurement in release.measurements for part in measurement.workload.parts)
     sets = {frozenset(features) for part in parts if isinstance(part, Marginals) for features in part.sets}
     inner = {frozenset(less) for features in sets for less in itertools.combinations(features, len(features) - 1)}
     found = sorted(tuple(sorted(features)) for features in sets - inner if len(features) > 1)
-    cells = sum(marginal_cells(release.schema.sizes, features) for features in found)
-    return tuple(found) if cells <= LARGEST_ANSWERS else ()
+    found.sort(key=lambda features: marginal_cells(release.schema.sizes, features))
+    cells = itertools.accumulate(marginal_cells(release.schema.sizes, features) for features in found)
+    return tuple(features for features, held in zip(found, cells, strict=True) if held <= LARGEST_ANSWERS)
 
 
 def answer_table(release: Release, spec: str, *, confidence: float = 0.95) -> pa.Table:

@@ -89,7 +89,7 @@ def by_order(shares):
         (1, [1.0]),
         (2, [0.1, 0.9]),
         (3, [0.1, 0.45 * 0.9, 0.55 * 0.9]),
-        (4, [0.1, 0.45 * 0.9 / 2, 0.45 * 0.9 / 2, 0.55 * 0.9]),
+        (4, [0.1, 0.45 * 0.9 * 0.6, 0.45 * 0.9 * 0.4, 0.55 * 0.9]),
     ],
 )
 def test_orders_share_the_budget_and_marginals_of_an_order_share_alike(order, parts):
@@ -107,7 +107,7 @@ def test_orders_have_the_shares_they_are_given(shares):
         between = 0 if order == 2 else shares.between * (1 - shares.singles)
         assert sum(found[1]) == pytest.approx(shares.singles, rel=1e-5)
         assert sum(found[order]) == pytest.approx(1 - shares.singles - between, rel=1e-5)
-        each = [between / max(order - 2, 1)] * (order - 2)
+        each = {2: [], 3: [between], 4: [0.6 * between, 0.4 * between]}[order]
         assert [sum(found[k]) for k in range(2, order)] == pytest.approx(each, rel=1e-4)
 
 
@@ -117,10 +117,10 @@ def test_what_matters_more_has_more_of_its_order():
     )
     found = shares_of(planned(asked))
     assert set(found) == {(0,), (1,), (2,), (3,), (0, 1), (0, 2), (1, 2), (1, 3), (0, 1, 2)}
-    assert found[0, 1] == pytest.approx(3 / 8 * 0.45 * 0.9, rel=1e-5), "the largest weight of those it is inside"
-    assert found[1, 3] == pytest.approx(found[0, 1])
-    assert found[0, 2] == found[1, 2] == pytest.approx(1 / 8 * 0.45 * 0.9, rel=1e-5)
-    assert found[0, 1, 2] == pytest.approx(0.55 * 0.9, rel=1e-5)
+    assert found[0, 1] == pytest.approx(3 / 5 * 0.45 * 0.9, rel=1e-5), "the largest weight of those it is inside"
+    assert found[0, 2] == found[1, 2] == pytest.approx(1 / 5 * 0.45 * 0.9, rel=1e-5)
+    assert found[1, 3] == pytest.approx(3 / 4 * 0.55 * 0.9, rel=1e-5), "inside no other, though it is only a pair"
+    assert found[0, 1, 2] == pytest.approx(1 / 4 * 0.55 * 0.9, rel=1e-5)
     turned = Workload(asked.parts[::-1], weights=asked.weights[::-1])
     assert shares_of(planned(turned)) == pytest.approx(found)
     twice = Workload((*asked.parts, Marginals(SIZES, ((1, 0),))), weights=(*asked.weights, Fraction(1, 2)))
@@ -133,19 +133,33 @@ def test_only_what_is_inside_is_measured_but_every_column():
     assert shares_of(planned(marginals((1,)))) == pytest.approx({(column,): 0.25 for column in range(4)})
 
 
-@pytest.mark.parametrize(("most", "order"), [(14, 1), (84, 1), (85, 2), (238, 2), (239, 3)])
-def test_the_largest_orders_are_left_out_where_there_are_too_many_cells(monkeypatch, most, order):
+def test_pairs_beside_one_triple_have_their_share():
+    """A pair inside no other marginal is not between anything, whatever else is asked."""
+    few = shares_of(planned(marginals((0, 3), (1, 3), (2, 3)), Split(0.1, 0.001)))
+    more = shares_of(planned(marginals((0, 3), (1, 3), (2, 3), (0, 1, 2)), Split(0.1, 0.001)))
+    assert few[0, 3] == pytest.approx(0.3, rel=1e-4)
+    assert more[0, 3] == pytest.approx(0.9 * 0.999 / 4, rel=1e-4)
+
+
+@pytest.mark.parametrize("most", [1, 14, 30, 84, 85, 120, 238, 239, 500])
+def test_the_largest_marginals_are_left_out_where_there_are_too_many_cells(monkeypatch, most):
     """14 cells of columns, 71 of pairs, 154 of triples."""
     monkeypatch.setattr(auto, "MOST_CELLS", most)
-    found = by_order(shares_of(planned(parse_workload("marginals:k=3", SCHEMA))))
-    assert max(found) == order
-    assert len(found) == order
-    if order == 2:
-        assert sum(found[2]) == pytest.approx(0.9, rel=1e-5)
+    found = shares_of(planned(parse_workload("marginals:k=3", SCHEMA)))
+    cells = {features: math.prod(SIZES[f] for f in features) for features in found}
+    assert {(column,) for column in range(4)} <= set(found)
+    assert sum(cells.values()) <= max(most, 14)
+    every = [f for k in (1, 2, 3) for f in itertools.combinations(range(4), k)]
+    left = [math.prod(SIZES[f] for f in features) for features in every if features not in found]
+    assert all(sum(cells.values()) + each > most for each in left), "no more would fit"
+    assert sum(found.values()) == pytest.approx(1)
+    for features in found:
+        assert all(part in found for part in itertools.combinations(features, len(features) - 1) if part)
 
 
-@pytest.mark.parametrize(("most", "order"), [(3, 1), (5, 1), (6, 3)])
+@pytest.mark.parametrize(("most", "order"), [(3, 1), (4, 1), (9, 1), (10, 2), (13, 2), (14, 3)])
 def test_the_largest_orders_are_left_out_where_there_are_too_many(monkeypatch, most, order):
+    """4 columns, 6 pairs, 4 triples."""
     monkeypatch.setattr(auto, "MOST_SETS", most)
     assert max(by_order(shares_of(planned(parse_workload("marginals:k=3", SCHEMA))))) == order
 

@@ -4,21 +4,21 @@ There is nothing to set. What is measured, and how well, follows from the worklo
 noise that the budget leaves (models/shrinking.py). A user may say what matters: the largest error, the average one, or
 both.
 
-*What is measured.* All marginals inside those that are asked for, order by order, every marginal of an order alike, and
-every column of the schema. A pair is worth its own measurement although a triple tells of it: it has far fewer cells to
-spread its noise over; but where noise fills little of a marginal anyway, the largest tell all. With e the share of a
-marginal of an order that noise would fill if the order had all of the budget, single columns have 0.4 sqrt(e), from
-0.02 to 0.4; of the rest the orders in between have 0.45 e / (1 + e), e of the largest order, which has what is left.
-Marginals of the largest order are left out while all together have more than `MOST_CELLS` cells: then those
-inside them stand for them.
+*What is measured.* All marginals inside those that are asked for, and every column of the schema. A pair is worth its
+own measurement although a triple tells of it: it has far fewer cells to spread its noise over; but where noise fills
+little of a marginal anyway, the largest tell all. With e the mean share of some marginals that noise would fill if they
+had all of the budget, single columns have 0.4 sqrt(e), from 0.02 to 0.4; of the rest those inside others have
+0.45 e / (1 + e), e of those inside no other, which have what is left. Within each of the three, marginals share alike,
+but for the weights of the workload. The largest are left out while all have more than `MOST_CELLS` cells: what is
+inside them stands for them.
 
 *Adaptivity.* Nothing is selected. A whole marginal costs the same however many cells it has, and a selection costs as
 much as a measurement and gives no answer; whichever marginal a selection would name is measured here anyway, and the
-penalty throws away what the noise says about those that did not deserve it. docs/accuracy.md has the trials.
+penalty throws away what the noise says about those that did not deserve it.
 
 *Native numbers.* Where the workload asks about numbers as numbers, or the schema has such columns, the run is RAP++'s.
 
-*Functions* of rows are measured as they are, with the share of a largest order.
+*Functions* of rows are measured as they are, with half of the budget, or all but that of single columns.
 
 Budget: the share t_A of marginal A gives sigma_A = Delta / sqrt(2 rho t_A), Delta^2 = 1, or 2 where rows are replaced.
 
@@ -44,6 +44,7 @@ from anamorph.errors import ParameterError, require_positive
 from anamorph.mechanisms.mechanism import Step, description, release
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.models.shrinking import Objective, ShrinkingProjection
+from anamorph.models.tiles import tile_bytes
 from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.numbers import Tested
@@ -58,7 +59,7 @@ FEWEST, MOST = 0.02, 0.4
 """The least and the largest share of the budget for single columns."""
 
 BETWEEN = 0.45
-"""The largest share of the rest for the orders between single columns and the largest."""
+"""The largest share of the rest for marginals inside others."""
 
 MOST_CELLS = 1 << 26
 """The most cells of all marginals that are measured."""
@@ -105,10 +106,10 @@ class Auto:
         """Returns the bytes of what is measured, of its tiles, and of the rows with their optimiser and gradient."""
         if asks_numbers(workload):
             return RAPPlusPlus().memory(workload)
-        table = 4 * sum(workload.sizes) * self.rows
-        return (
-            (450 << 20) + 16 * table + 64 * planned(workload).cells + 64 * min(workload.largest_block, workload.limit)
-        )
+        table, queries = 4 * sum(workload.sizes) * self.rows, planned(workload)
+        sets = tuple(features for part in queries.parts if isinstance(part, Marginals) for features in part.sets)
+        held = 64 * min(workload.largest_block, workload.limit)
+        return (450 << 20) + 16 * table + 48 * queries.cells + 3 * tile_bytes(workload.sizes, sets) + held
 
     def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
         """Returns relaxed rows fitted to the measurement."""
@@ -127,13 +128,24 @@ def asks_numbers(workload: Workload) -> bool:
     return any(isinstance(part, Tested | Banded) for part in workload.parts)
 
 
+class Kinds(NamedTuple):
+    """Marginals that are measured, with weights."""
+
+    singles: dict[Features, float]
+    """Single columns."""
+    between: dict[Features, float]
+    """Larger ones that are inside others."""
+    largest: dict[Features, float]
+    """Those inside no other."""
+
+
 class Split(NamedTuple):
-    """How orders share the budget."""
+    """How these share the budget."""
 
     singles: float = 0.1
     """The share of single columns."""
     between: float = BETWEEN
-    """The share, of what is left, of the orders between them and the largest."""
+    """The share, of what is left, of marginals inside others."""
 
 
 DEFAULT = Split()
@@ -142,8 +154,8 @@ DEFAULT = Split()
 
 def split(curator: Curator, workload: Workload) -> Split:
     """Returns the shares that suit a budget and a number of rows."""
-    orders = inside(workload.sizes, asked_for(workload))
-    first, last = (crowding(curator, found) for found in (orders[0], orders[-1]))
+    found = kinds(workload.sizes, asked_for(workload))
+    first, last = (crowding(curator, sets) for sets in (found.singles, found.largest or found.singles))
     return Split(float(np.clip(0.4 * math.sqrt(first), FEWEST, MOST)), BETWEEN * last / (1 + last))
 
 
@@ -175,7 +187,7 @@ def planned(workload: Workload, shares: Split = DEFAULT) -> Workload:
         if not isinstance(part, Marginals | Cells)
     ]
     taken = 0.0 if not functions else 0.5 if asked else 1 - shares.singles
-    found = shared(inside(workload.sizes, asked), shares)
+    found = shared(kinds(workload.sizes, asked), shares)
     by_share = itertools.groupby(sorted(found, key=lambda f: (-found[f], f)), key=found.__getitem__)
     parts = [(Marginals(workload.sizes, tuple(sets)), (1 - taken) * share) for share, sets in by_share]
     whole = sum(weight for _, weight in functions)
@@ -190,37 +202,51 @@ def ordered(features: Features) -> Features:
     return tuple(sorted(features))
 
 
-def inside(sizes: tuple[int, ...], asked: dict[Features, float]) -> list[dict[Features, float]]:
-    """Returns the marginals inside those asked for, by order, each with the largest weight of those it is inside.
+def kinds(sizes: tuple[int, ...], asked: dict[Features, float]) -> Kinds:
+    """Returns the marginals inside those asked for, each with the largest weight of those that it is inside.
 
-    Every column is there; the largest orders are left out while there are too many cells.
+    Every column is there, one that nobody asks for with the least weight.
     """
-    heaviest = dict.fromkeys(range(len(sizes)), 0.0)
-    for features, weight in asked.items():
-        heaviest |= {column: max(weight, heaviest[column]) for column in features}
-    orders: list[dict[Features, float]] = [{(column,): weight or 1.0 for column, weight in heaviest.items()}]
-    cells = sum(sizes)
-    for order in range(2, max(map(len, asked), default=1) + 1):
-        found: dict[Features, float] = {}
+    least = min(asked.values(), default=1.0)
+    found: dict[Features, float] = {(column,): least for column in range(len(sizes))}
+    for order in range(1, max(map(len, asked), default=0) + 1):
+        inner: dict[Features, float] = {}
         for features, weight in asked.items():
-            for inner in itertools.combinations(features, order):
-                found[inner] = max(weight, found.get(inner, 0.0))
-                if len(found) > MOST_SETS:
-                    return orders
-        cells += sum(marginal_cells(sizes, features) for features in found)
-        if cells > MOST_CELLS:
-            return orders
-        orders.append(found)
-    return orders
+            for part in itertools.combinations(features, order):
+                inner[part] = max(weight, inner.get(part, 0.0))
+        if len(found | inner) > MOST_SETS:
+            break
+        found |= inner
+    found = affordable(sizes, found)
+    inside = {part for features in found for part in itertools.combinations(features, len(features) - 1)}
+    several = {features: weight for features, weight in found.items() if len(features) > 1}
+    return Kinds(
+        {features: weight for features, weight in found.items() if len(features) == 1},
+        {features: weight for features, weight in several.items() if features in inside},
+        {features: weight for features, weight in several.items() if features not in inside},
+    )
 
 
-def shared(orders: list[dict[Features, float]], shares: Split) -> dict[Features, float]:
-    """Returns the share of the budget of each marginal: those of an order share alike, but for their weights."""
-    rest, between = 1 - shares.singles, len(orders) - 2
-    parts = [shares.singles, *[rest * shares.between / max(between, 1)] * between, rest * (1 - shares.between)]
-    parts = {1: [1.0], 2: [shares.singles, rest]}.get(len(orders), parts)
+def affordable(sizes: tuple[int, ...], found: dict[Features, float]) -> dict[Features, float]:
+    """Returns the smallest marginals that have at most `MOST_CELLS` cells together, but single columns always.
+
+    What is inside a marginal has fewer cells, so it is there too.
+    """
+    cells, kept = 0, {}
+    for features in sorted(found, key=lambda f: (marginal_cells(sizes, f), f)):
+        cells += marginal_cells(sizes, features)
+        if len(features) == 1 or cells <= MOST_CELLS:
+            kept[features] = found[features]
+    return kept
+
+
+def shared(found: Kinds, shares: Split) -> dict[Features, float]:
+    """Returns the share of the budget of each marginal: those of a kind share alike, but for their weights."""
+    singles = shares.singles if found.largest else 1.0
+    between = (1 - singles) * shares.between if found.between else 0.0
+    parts = (singles, between, 1 - singles - between)
     return {
-        features: part * weight / sum(found.values())
-        for part, found in zip(parts, orders, strict=True)
-        for features, weight in found.items()
+        features: part * weight / sum(kind.values())
+        for part, kind in zip(parts, found, strict=True)
+        for features, weight in kind.items()
     }

@@ -48,6 +48,9 @@ FEW_ELSEWHERE = 1024
 BATCH = 256
 """How many single cells are answered at a time."""
 
+AT_A_TIME = 1 << 13
+"""How many single queries a fit compares at a time: a power of two, as their number is."""
+
 LARGE = 1 << 20
 """From this many cells on, a slab is answered in tiles as tall as itself: worth the compilation for each height."""
 
@@ -294,6 +297,17 @@ jax.tree_util.register_dataclass(Gathered, data_fields=["lines", "targets", "pre
 
 
 def gathered_loss(table: Array, weights: Array, goal: Gathered, tail: Tail = NO_TAIL) -> Array:
-    """Returns the misfit of single queries: half the sum of their squared residuals in units of sigma, and tails."""
-    residuals = gather_answers(table, weights, goal.lines, goal.least) - goal.targets
-    return misfit(residuals, goal.precision, tail)[0]
+    """Returns the misfit of single queries: half the sum of their squared residuals in units of sigma, and tails.
+
+    Many queries are compared some at a time, forwards and backwards: never are the factors of all held.
+    """
+
+    def misfit_of(lines: Array, targets: Array, precision: Array) -> Array:
+        return misfit(gather_answers(table, weights, lines, goal.least) - targets, precision, tail)[0]
+
+    parts = (goal.lines, goal.targets, goal.precision)
+    if len(goal.targets) <= AT_A_TIME:
+        return misfit_of(*parts)
+    cut = tuple(part.reshape(-1, AT_A_TIME, *part.shape[1:]) for part in parts)
+    body = jax.checkpoint(lambda total, some: (total + misfit_of(*some), None))
+    return jax.lax.scan(body, jnp.zeros((), table.dtype), cut)[0]

@@ -18,9 +18,9 @@ the *faintness* s, the mean of sigma_A / n,
 
     penalty = strength * (1/e + 1/e^(5/2))^(-1/10) * (1 + 50 s^2) / sigma,   strength 0.22,
 
-gave the best answers or nearly so over six decades of e (docs/accuracy.md): c grows as e^(1/4) where noise leaves few
-cells in doubt, as e^(1/10) where it fills them all; and where sigma is no small part of the rows, not even the largest
-cells can be told from noise, and all is drawn to independence.
+gave the best answers or nearly so in trials from e = 0.001 to 1000: c grows as e^(1/4) where noise leaves few cells in
+doubt, as e^(1/10) where it fills them all; and where sigma is no small part of the rows, not even the largest cells can
+be told from noise, and all is drawn to independence.
 
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
@@ -85,6 +85,9 @@ PART = 96
 MOST_PARTS = 8
 """The most shares that tiles are cut into."""
 
+FEWEST_STEPS, MOST_STEPS = 100, 1_000_000
+"""The fewest steps, in which rows come back from where they begin, and the most."""
+
 DISPATCH = 50
 """Steps between two returns to Python, so that progress shows and an interrupt is heard."""
 
@@ -108,7 +111,8 @@ class Noise(NamedTuple):
     @property
     def shrinkage(self) -> float:
         """How many sigmas should be shrunk by, up to a constant."""
-        crowded = (self.crowding**-1 + self.crowding**-2.5) ** -0.1
+        crowding = min(max(self.crowding, 1e-12), 1e12)
+        crowded = (crowding**-1 + crowding**-2.5) ** -0.1
         return crowded * (1 + FAINT * self.faintness**2)
 
 
@@ -163,7 +167,8 @@ class ShrinkingProjection:
         reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
         tail = Tail(jnp.float32(TAIL[self.objective]), jnp.float32(reach / math.sqrt(total)))
         penalty = STRENGTH[self.objective] * heard.shrinkage / heard.sigma
-        steps = round(self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2))
+        steps = self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2)
+        steps = int(np.clip(steps, FEWEST_STEPS, MOST_STEPS))
         return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))
 
     def begin(self, layout: Layout, measurements: Sequence[Measurement], seed: int) -> Parameters:

@@ -381,6 +381,16 @@ def worthwhile(layout: Layout, tallies: Sequence[GroupBy]) -> list[bool]:
     return [density(tally) >= enough for tally in tallies]
 
 
+@lru_cache(maxsize=16)
+def tile_bytes(sizes: tuple[int, ...], sets: tuple[tuple[int, ...], ...]) -> int:
+    """Returns the bytes of the tiles of some marginals: of their targets and of the precision of these."""
+    packing = Packing(windows(Layout(sizes)))
+    for features in sorted(sets, key=lambda f: -math.prod(sizes[feature] for feature in f)):
+        if len(features) > 1:
+            packing.place(Placed(GroupBy(sizes, features, 0, sizes[features[0]]), np.empty(0), 1.0))
+    return 8 * rooms(packing.tiles) * packing.windows.height**2
+
+
 def rooms(tiles: int) -> int:
     """Returns the number of tiles that a fit is compiled for: a power of two, or some sizes in between from 256 on."""
     power = 1 << max(0, tiles - 1).bit_length()
