@@ -62,7 +62,7 @@ class Fixed:
 
     table: pa.Table
 
-    def sample(self, rows, *, seed):
+    def sample(self, rows, *, seed, keep=()):
         places = np.random.default_rng(seed).integers(0, self.table.num_rows, rows)
         return encode(self.table.take(pa.array(places)), SCHEMA)
 
