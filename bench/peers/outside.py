@@ -47,16 +47,21 @@ def execute(command: Sequence[str], *, log: Path, limits: Limits, folder: Path |
             command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder, start_new_session=True
         )
     error = ""
-    while True:
-        peak = max(peak, *memory(process.pid))
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            break
-        if not error:
-            error = excess(time.perf_counter() - start, peak, limits)
-            if error:
-                end(process.pid)
-        time.sleep(PAUSE)
+    try:
+        while True:
+            peak = max(peak, *memory(process.pid))
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            if not error:
+                error = excess(time.perf_counter() - start, peak, limits)
+                if error:
+                    end(process.pid)
+            time.sleep(PAUSE)
+    except BaseException:  # we are interrupted: so is what we started
+        end(process.pid)
+        process.wait()
+        raise
     seconds = time.perf_counter() - start
     end(process.pid)  # what it may have left running
     process.returncode = os.waitstatus_to_exitcode(status)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from bench.peers import outside
 from bench.peers.outside import Limits, execute, last_lines, members
 
 
@@ -71,3 +72,18 @@ def test_last_lines_skip_empty_ones(tmp_path):
     log.write_text("a\n\nb  \n\n")
     assert last_lines(log, 1) == "b"
     assert last_lines(log, 5) == "a\nb"
+
+
+def test_an_interrupted_wait_leaves_nothing_running(tmp_path, monkeypatch):
+    begun = []
+
+    def interrupted(seconds):
+        begun.extend(int(line) for line in (tmp_path / "log").read_text().split())
+        if begun:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(outside.time, "sleep", interrupted)
+    text = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with pytest.raises(KeyboardInterrupt):
+        execute(python(text), log=tmp_path / "log", limits=Limits())
+    assert members(begun[0]) == []
