@@ -32,7 +32,8 @@ class Mechanism(Protocol):
     """A short program that talks to a curator: a frozen dataclass whose fields are its parameters."""
 
     name: ClassVar[str]
-    # A class variable `native`, if true, says that columns of native numbers do no harm: it is read by planning.
+    # Planning reads two more, where they are there: a class variable `native`, if true, says that columns of native
+    # numbers do no harm; a method `for_schema` returns the mechanism that plans for a schema.
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
         """Returns the planned spends; refuses parameters that do not fit the workload. Reads nothing private."""
@@ -49,8 +50,8 @@ class Mechanism(Protocol):
 
 NAMES = {
     "aim": ("anamorph.mechanisms.aim", "AIM"),
-    "auto": ("anamorph.mechanisms.auto", "Auto"),
     "all-zero": ("anamorph.mechanisms.all_zero", "AllZero"),
+    "auto": ("anamorph.mechanisms.auto", "Auto"),
     "dp-merf": ("anamorph.mechanisms.dp_merf", "DPMERF"),
     "gaussian": ("anamorph.mechanisms.gaussian", "Gaussian"),
     "gem": ("anamorph.mechanisms.gem", "GEM"),
