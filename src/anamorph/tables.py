@@ -21,6 +21,7 @@ from anamorph.curator.where import Where
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.intervals import intervals
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.residuals import Residuals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.release import Release
 from anamorph.schema import Schema
@@ -46,12 +47,12 @@ def sample_rows(release: Release, rows: int | None = None, *, seed: int = 0) -> 
 
 
 def measured_sets(release: Release) -> tuple[tuple[int, ...], ...]:
-    """Returns the columns of each marginal that was measured whole, but for one inside another of one column more.
+    """Returns the columns of each marginal or residual that was measured, but for one inside another of one more.
 
     They are what rows should keep: the smallest first, as many as can be held.
     """
     parts = (part for measurement in release.measurements for part in measurement.workload.parts)
-    sets = {frozenset(features) for part in parts if isinstance(part, Marginals) for features in part.sets}
+    sets = {frozenset(features) for part in parts if isinstance(part, Marginals | Residuals) for features in part.sets}
     inner = {frozenset(less) for features in sets for less in itertools.combinations(features, len(features) - 1)}
     found = sorted(tuple(sorted(features)) for features in sets - inner if len(features) > 1)
     found.sort(key=lambda features: marginal_cells(release.schema.sizes, features))

@@ -19,7 +19,7 @@ from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.errors import ParameterError, WorkloadError
 from anamorph.mechanisms import auto
-from anamorph.mechanisms.auto import BETWEEN, FEWEST, MOST, Auto, Split, planned, split
+from anamorph.mechanisms.auto import BETWEEN, FEWEST, MOST, Auto, Split, in_residuals, planned, split
 from anamorph.mechanisms.mechanism import description, mechanism
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.models.mixed import MixedRows
@@ -28,6 +28,7 @@ from anamorph.models.shrinking import ShrinkingProjection
 from anamorph.planning import plan
 from anamorph.queries.custom import Custom, CustomCells, custom
 from anamorph.queries.marginals import Marginals
+from anamorph.queries.residuals import Residuals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
@@ -35,6 +36,7 @@ from anamorph.questions import ask
 from anamorph.schema import Schema
 from anamorph.sources import TableSource
 from anamorph.table import Table
+from anamorph.tables import measured_sets
 
 SIZES = (3, 4, 2, 5)
 SCHEMA = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(SIZES)), dataset="rows")
@@ -286,7 +288,8 @@ def test_shares_suit_the_largest_order_that_is_measured(monkeypatch):
 
 @pytest.mark.usefixtures("unfitted")
 @pytest.mark.parametrize(("relation", "squared"), [("replace", 2), ("add-remove", 1)])
-def test_the_noise_follows_the_shares_and_all_of_the_budget_is_spent(relation, squared):
+def test_the_noise_follows_the_shares_and_all_of_the_budget_is_spent(monkeypatch, relation, squared):
+    monkeypatch.setattr(auto, "WORTH", 0.0)  # no residuals
     told = curator(relation=relation)
     rho, total = told.remaining, told.total
     found = SMALL(told, parse_workload("marginals:k=3", SCHEMA), seed=0)
@@ -344,6 +347,136 @@ def test_memory_grows_with_the_workload_and_the_rows():
     assert Auto(rows=512).memory(PAIRS) - Auto().memory(PAIRS) >= 4 * 4 * 256 * sum(SIZES)
     left, right = (Auto().memory(marginals((0, 1, 2), sizes=large, limit=1 << power)) for power in (12, 16))
     assert left < right
+
+
+# --- residuals
+
+BITS = (2,) * 6
+BINARY = Schema(tuple(Codes(name=f"b{i}", values=2) for i in range(6)), dataset="bits")
+BINARY_PAIRS = parse_workload("marginals:k=2", BINARY)
+
+
+def bits(relation="add-remove", epsilon=1.0, count=2000, schema=BINARY):
+    return curator(count, relation, epsilon, schema)
+
+
+def known_by(sizes, sets, sigmas):
+    """The precision of every residual inside some marginals."""
+    found = {}
+    for features, sigma in zip(sets, sigmas, strict=True):
+        for order in range(1, len(features) + 1):
+            for inner in itertools.combinations(features, order):
+                outside = math.prod(sizes[f] for f in features if f not in inner)
+                found[inner] = found.get(inner, 0.0) + 1 / (sigma**2 * outside)
+    return found
+
+
+def variance(sizes, features, known):
+    """The variance of a cell of a marginal, by the precision of each residual."""
+    found = 0.0
+    for order in range(1, len(features) + 1):
+        for inner in itertools.combinations(features, order):
+            outside = math.prod(sizes[f] for f in features if f not in inner)
+            found += math.prod(1 - 1 / sizes[f] for f in inner) / known[inner] / outside**2
+    return found
+
+
+@pytest.mark.usefixtures("unfitted")
+@pytest.mark.parametrize("order", [2, 3])
+def test_residuals_leave_less_noise_for_the_same_budget(monkeypatch, order):
+    asked = parse_workload(f"marginals:k={order}", BINARY)
+    noise = {}
+    for worth in (0.0, 0.95):
+        monkeypatch.setattr(auto, "WORTH", worth)
+        told = bits()
+        found = SMALL(told, asked, seed=0)
+        assert float(sum(spend.rho for spend in found.privacy.spends)) == pytest.approx(told.budget.rho, rel=1e-9)
+        (item,) = found.measurements
+        sets = [features for part in item.workload.parts for features in part.sets]
+        if worth:
+            assert {type(part) for part in item.workload.parts} == {Residuals}
+            known = {features: sigma**-2.0 for features, sigma in zip(sets, item.sigma, strict=True)}
+        else:
+            known = known_by(BITS, sets, item.sigma)
+        noise[worth] = [variance(BITS, features, known) for features in itertools.combinations(range(6), order)]
+    assert np.ptp(noise[0.95]) < 1e-3 * max(noise[0.95]), "all are alike"
+    assert max(noise[0.95]) < 0.85 * min(noise[0.0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "schema"),
+    [
+        (marginals((0, 1), sizes=(30, 40)), Schema((Codes(name="a", values=30), Codes(name="b", values=40)))),
+        (marginals((3,)), SCHEMA),
+        (marginals((0,), (1,)), SCHEMA),
+        (Workload((*BINARY_PAIRS.parts, custom(lambda row: row["b1"], BINARY, name="mine:bit"))), BINARY),
+    ],
+)
+def test_marginals_stay_where_residuals_tell_no_more_or_are_not_all(asked, schema):
+    told = bits(schema=schema)
+    assert in_residuals(told, asked, split(told, asked)) is None
+
+
+def test_marginals_stay_where_rows_are_replaced_or_residuals_are_too_many(monkeypatch):
+    shares = split(bits(), BINARY_PAIRS)
+    assert in_residuals(bits(), BINARY_PAIRS, shares) is not None
+    assert in_residuals(bits("replace"), BINARY_PAIRS, shares) is None
+    for name, least in (("MOST_INSIDE", 60), ("MOST_RESIDUAL_CELLS", 72)):
+        monkeypatch.setattr(auto, name, least)
+        assert in_residuals(bits(), BINARY_PAIRS, shares) is not None
+        monkeypatch.setattr(auto, name, least - 1)
+        assert in_residuals(bits(), BINARY_PAIRS, shares) is None
+        monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("unfitted")
+def test_marginals_stay_where_the_noise_of_residuals_is_out_of_range(monkeypatch):
+    """Residuals are counted in units of 1 / cells: their noise is out of range before that of marginals."""
+    (item,) = SMALL(bits(), BINARY_PAIRS, seed=0).measurements
+    widths = [math.prod(BITS[f] for f in features) for part in item.workload.parts for features in part.sets]
+    largest = float(np.max(item.sigma * item.total * widths))
+    for factor, kind in ((2.1, Residuals), (1.9, Marginals)):
+        monkeypatch.setattr(auto, "LARGEST", factor * largest)
+        (item,) = SMALL(bits(), BINARY_PAIRS, seed=0).measurements
+        assert {type(part) for part in item.workload.parts} == {kind}
+
+
+def test_columns_that_no_marginal_has_are_measured_too():
+    schema = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate((2, 2, 2, 2, 3))), dataset="few")
+    pairs = list(itertools.combinations(range(4), 2))
+    asked = marginals(*pairs, sizes=schema.sizes)
+    told = bits(schema=schema)
+    queries = in_residuals(told, asked, split(told, asked))
+    assert queries is not None
+    assert {features for part in queries.parts for features in part.sets} == {(f,) for f in range(5)} | set(pairs)
+    assert SMALL(told, asked, seed=0).model.sizes == schema.sizes
+
+
+def test_what_matters_more_is_known_better_in_residuals_too():
+    sets = list(itertools.combinations(range(6), 2))
+    asked = Workload((Marginals(BITS, tuple(sets[:5])), Marginals(BITS, tuple(sets[5:]))), weights=(4, 1))
+    queries = in_residuals(bits(), asked, Split(0.02, 0.0))
+    weight = {f: w for part, w in zip(queries.parts, queries.weights, strict=True) for f in part.sets}
+    assert float(weight[sets[0]] / weight[sets[-1]]) == pytest.approx(4, rel=1e-3)
+
+
+@pytest.mark.parametrize("asked", ["marginals:k=2", "marginals:k=3", "marginals:k=2; marginals:k=3"])
+def test_a_fit_to_residuals_comes_to_the_truth(asked, tmp_path):
+    told = bits(epsilon=1e4)
+    found = Auto(rows=64)(told, parse_workload(asked, BINARY), seed=0)
+    assert {type(part) for part in found.measurements[0].workload.parts} == {Residuals}
+    rows = rows_of(2000, BITS)
+    for features in itertools.combinations(range(6), 2):
+        exact = np.histogramdd(rows[:, features], bins=[[-0.5, 0.5, 1.5]] * 2)[0].ravel() / 2000
+        (answer,) = found.model.answers(marginals(features, sizes=BITS))
+        np.testing.assert_allclose(answer, exact, atol=2e-3)
+    archive.save(found, tmp_path / "release")
+    loaded = archive.load(tmp_path / "release")
+    assert loaded.measurements[0].workload.digest == found.measurements[0].workload.digest
+    assert set(measured_sets(loaded)) == set(measured_sets(found))
+    assert max(map(len, measured_sets(found))) == (2 if asked == "marginals:k=2" else 3)
+    answered = ask(loaded, "b0 = 1 and b3 = 0")
+    assert answered.low <= np.mean((rows[:, 0] == 1) & (rows[:, 3] == 0)) <= answered.high
 
 
 # --- the release

@@ -17,7 +17,7 @@ from anamorph.curator.residuals import Residual
 from anamorph.curator.tallies import AtLeast, GroupBy, marginal_cells
 from anamorph.errors import CorruptionError, ParameterError
 from anamorph.models.graphical import GraphicalModel
-from anamorph.models.least_squares import LeastSquares, Part, centred, least_squares, nonnegative, subsets
+from anamorph.models.least_squares import LeastSquares, Part, as_marginals, centred, least_squares, nonnegative, subsets
 from anamorph.models.relaxed import RelaxedProjection
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
@@ -410,3 +410,41 @@ def test_sets_that_are_not_asked_for_may_be_below_zero():
     assert min(found.marginal(features).min() for features in others) > -1e-6
     assert isinstance(found.parts[lowest], Part)
     assert found.answer(AtLeast(GroupBy(TINY, lowest, 0, TINY[lowest[0]]), 1)).size == plain.marginal(lowest).size
+
+
+def drawn(sizes, sets, kind, sigmas, seed=0):
+    part = kind(sizes, sets)
+    values = np.random.default_rng(seed).normal(0.1, 0.02, part.cells)
+    return Measurement(Workload((part,)), values, np.array(sigmas), 500.0)
+
+
+def test_marginals_of_residuals_are_the_least_squares_estimates_with_their_precision():
+    sizes = (2, 3, 2)
+    log = (drawn(sizes, ((0,), (1,), (2,), (0, 1), (1, 2)), Residuals, [0.1, 0.3, 0.004, 0.02, 0.05]),)
+    found, model = as_marginals(sizes, log), least_squares(sizes, log)
+    assert found.total == 500.0
+    (part,) = found.workload.parts
+    assert set(part.sets) == {(0, 1), (1, 2), (0,), (1,), (2,)}
+    np.testing.assert_allclose(found.values, np.concatenate([model.marginal(features) for features in part.sets]))
+    precision = dict(zip(part.sets, found.sigma**-2.0, strict=True))
+    assert precision[0, 1] == pytest.approx(0.02**-2)
+    assert precision[2,] == pytest.approx(0.004**-2 - 0.05**-2 / 3), "the pair tells a third of its own"
+    assert precision[0,] == pytest.approx(0.01 * 0.1**-2), "the pair tells more than is known: a hundredth, to begin at"
+    again = least_squares(sizes, (found,))
+    for features in ((0, 1), (1, 2), (2,)):
+        np.testing.assert_allclose(again.marginal(features), model.marginal(features), atol=1e-9)
+
+
+def test_pairs_that_triples_tell_all_of_are_left_out():
+    sizes = (2, 2, 2)
+    sets = tuple(s for k in (1, 2, 3) for s in itertools.combinations(range(3), k))
+    found = as_marginals(sizes, (drawn(sizes, sets, Residuals, [1.0, 1.0, 1.0, 0.1, 1.0, 1.0, 0.2]),))
+    assert set(found.workload.parts[0].sets) == {(0, 1, 2), (0, 1), (0,), (1,), (2,)}
+
+
+def test_marginals_stay_as_they_were_measured():
+    sizes = (2, 3)
+    log = (drawn(sizes, ((0, 1), (0,), (1,)), Marginals, [0.1, 0.2, 0.05]),)
+    found = as_marginals(sizes, log)
+    assert found.workload.parts[0].sets == ((0, 1), (0,), (1,))
+    assert found.sigma == pytest.approx([0.1, 0.2, 0.05])

@@ -21,7 +21,7 @@ from anamorph.models.least_squares import least_squares
 from anamorph.queries import strategies as module
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.residuals import Residuals
-from anamorph.queries.strategies import RESOLUTION, Design, Strategy, maximal, strategy
+from anamorph.queries.strategies import RESOLUTION, Design, Strategy, marginals_telling, maximal, strategy
 from anamorph.queries.workload import WHOLE, Workload
 from anamorph.schema import Schema
 from anamorph.sources import TableSource
@@ -331,3 +331,17 @@ def test_residuals_are_whole_blocks_whatever_the_limit():
 def test_sets_that_are_none_are_refused(sets):
     with pytest.raises(WorkloadError, match="one or more distinct columns"):
         Residuals(SIZES, sets)
+
+
+@given(designs(), st.integers(0, 10**6))
+@settings(deadline=None)
+def test_marginals_tell_what_they_told(design, seed):
+    precisions = np.random.default_rng(seed).uniform(0.1, 3, len(design.sets))
+    known = dict(zip(design.sets, (precisions @ design.reach).tolist(), strict=True))
+    found = marginals_telling(design.sizes, known)
+    assert [found[features] for features in design.sets] == pytest.approx(precisions.tolist(), abs=1e-9)
+
+
+def test_marginals_of_what_larger_ones_tell_better_are_told_nothing():
+    known = {(0,): 0.1, (1,): 5.0, (0, 1): 3.0}
+    assert marginals_telling((2, 3), known) == {(0, 1): 3.0, (0,): 0.0, (1,): pytest.approx(5.0 - 3.0 / 2)}

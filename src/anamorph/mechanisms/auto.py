@@ -12,6 +12,13 @@ had all of the budget, single columns have 0.4 sqrt(e), from 0.02 to 0.4; of the
 but for the weights of the workload. The largest are left out while all have more than `MOST_CELLS` cells: what is
 inside them stands for them.
 
+*Residuals.* Marginals that overlap tell the same of what they share again and again: all pairs of 16 columns tell 15
+times of each. Where one row is added or removed, the same budget may go to residuals (queries/strategies.py), which
+tell everything once: what marginals inside others have of it goes to what they tell, and what the largest have to what
+serves all of these best, as ResidualPlanner has it. If that leaves at most `WORTH` of the variance of the cells asked
+for, residuals are measured, and fitted as the marginals that follow from them by least squares; of columns with two
+values half of the variance goes. Where rows are replaced, residuals cost up to twice as much, and marginals stay.
+
 *Adaptivity.* Nothing is selected. A whole marginal costs the same however many cells it has, and a selection costs as
 much as a measurement and gives no answer; whichever marginal a selection would name is measured here anyway, and the
 penalty throws away what the noise says about those that did not deserve it.
@@ -22,7 +29,8 @@ penalty throws away what the noise says about those that did not deserve it.
 
 Budget: the share t_A of marginal A gives sigma_A = Delta / sqrt(2 rho t_A), Delta^2 = 1, or 2 where rows are replaced.
 
-References: Aydore et al. 2021 (RAP, with one round); Vietri et al. 2022 (RAP++). Deviations: all else.
+References: Aydore et al. 2021 (RAP, with one round); Vietri et al. 2022 (RAP++); Xiao et al. 2023 (ResidualPlanner).
+Deviations: all else.
 """
 
 from __future__ import annotations
@@ -35,31 +43,42 @@ from fractions import Fraction
 from typing import ClassVar, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.curator.budget import gaussian_sigma
 from anamorph.curator.curator import Curator
+from anamorph.curator.noise import LARGEST
 from anamorph.curator.tallies import marginal_cells
 from anamorph.errors import ParameterError, require_positive
 from anamorph.mechanisms.mechanism import Step, description, release
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
+from anamorph.models.least_squares import as_marginals
 from anamorph.models.shrinking import Objective, ShrinkingProjection
 from anamorph.models.tiles import tile_bytes
 from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.numbers import Tested
-from anamorph.queries.strategies import RESOLUTION
+from anamorph.queries.residuals import free
+from anamorph.queries.strategies import RESOLUTION, Design, Strategy
 from anamorph.queries.workload import Workload
 from anamorph.release import Release
 from anamorph.schema import Schema
 
 Features = tuple[int, ...]
+Reals = NDArray[np.float64]
 
 FEWEST, MOST = 0.02, 0.4
 """The least and the largest share of the budget for single columns."""
 
 BETWEEN = 0.45
 """The largest share of the rest for marginals inside others."""
+
+WORTH = 0.95
+"""The most of the variance that residuals may leave, to be measured."""
+
+MOST_INSIDE, MOST_RESIDUAL_CELLS = 1 << 13, 1 << 23
+"""The most residuals of all marginals, each for itself, and the most cells of residuals."""
 
 MOST_CELLS = 1 << 26
 """The most cells of all marginals that are measured."""
@@ -117,10 +136,12 @@ class Auto:
             return replace(RAPPlusPlus()(curator, workload, seed=seed), mechanism=description(self))
         estimator = ShrinkingProjection(rows=self.rows, effort=self.effort, objective=self.objective)
         progress.report("measure", 0, 1)
-        queries = planned(workload, split(curator, workload))
-        log = (curator.measure(queries, rho=curator.remaining),)
+        shares, sizes = split(curator, workload), curator.schema.sizes
+        residuals = in_residuals(curator, workload, shares)
+        log = (curator.measure(residuals or planned(workload, shares), rho=curator.remaining),)
         progress.report("measure", 1, 1)
-        return release(self, curator, workload, estimator.fit(curator.schema.sizes, log, seed=seed), log)
+        told = (as_marginals(sizes, log),) if residuals else log
+        return release(self, curator, workload, estimator.fit(sizes, told, seed=seed), log)
 
 
 def asks_numbers(workload: Workload) -> bool:
@@ -195,6 +216,41 @@ def planned(workload: Workload, shares: Split = DEFAULT) -> Workload:
     largest = max(share for _, share in parts)
     rounded = [Fraction(max(1, round(share / largest * RESOLUTION)), RESOLUTION) for _, share in parts]
     return Workload(tuple(part for part, _ in parts), weights=tuple(rounded), limit=workload.limit)
+
+
+def in_residuals(curator: Curator, workload: Workload, shares: Split) -> Workload | None:
+    """Returns the residuals to measure instead of marginals; None where that is not worth it, or not possible."""
+    sizes, found = workload.sizes, kinds(workload.sizes, asked_for(workload))
+    only_marginals = all(isinstance(part, Marginals | Cells) for part in workload.parts)
+    columns = {feature for features in found.largest for feature in free(sizes, features)}
+    inside = sum(2 ** len(features) for features in found.largest)
+    if curator.neighbours == "replace" or not only_marginals or not columns or inside > MOST_INSIDE:
+        return None
+    design = Design(sizes, found.largest | dict.fromkeys(found.singles, 0.0))
+    plain, known = precisions(design, found, shared(found, shares))
+    matter = np.square(list(design.asked.values()))
+    cells = np.array([marginal_cells(sizes, features) for features in design.sets])
+    noise = float(np.max(cells / np.sqrt(2 * curator.remaining * known)))
+    if cells.sum() > MOST_RESIDUAL_CELLS or noise > LARGEST / 2:
+        return None
+    if matter @ design.variances(known) > WORTH * (matter @ design.variances(plain)):
+        return None
+    return Strategy(sizes, dict(zip(design.sets, known.tolist(), strict=True)), residuals=True).workload()
+
+
+def precisions(design: Design, found: Kinds, shares: dict[Features, float]) -> tuple[Reals, Reals]:
+    """Returns how well residuals are known, at the same cost, by marginals, and if what the largest have goes to them.
+
+    A share that grows with the weight is what the square of the weight makes of a residual that no other depends on.
+    """
+    place = {features: index for index, features in enumerate(design.sets)}
+    largest, inner = np.zeros(len(place)), np.zeros(len(place))
+    for features, share in shares.items():
+        if known := free(design.sizes, features):
+            (largest if features in found.largest else inner)[place[known]] += share
+    best = design.residual_precisions(np.square(list(design.asked.values())))
+    mixed = inner @ design.reach + sum(shares[features] for features in found.largest) * best
+    return (largest + inner) @ design.reach, mixed / (mixed @ design.kappa)
 
 
 def ordered(features: Features) -> Features:

@@ -18,13 +18,14 @@ Marginals are fractions of the rows, so the residual of no features at all is 1,
 
 by ADMM over copies z_A of the marginals; each step is again a weighted mean for each residual, and a cut at 0.
 
+`as_marginals` puts measured residuals into words that any estimator understands.
+
 References: McKenna, Miklau, Hay & Machanavajjhala 2018 (HDMM), section 7 (marginals); Xiao et al. 2023
 (ResidualPlanner), theorems 4.5 and 4.6; Boyd et al. 2011 (ADMM), section 3.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,12 +49,19 @@ from anamorph.curator.tallies import (
 from anamorph.errors import CorruptionError
 from anamorph.models.answers import no_rows, not_measured
 from anamorph.queries.custom import Custom, CustomCells, Recorded
+from anamorph.queries.marginals import Marginals
+from anamorph.queries.residuals import free, subsets
+from anamorph.queries.strategies import NEGLIGIBLE, marginals_telling
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 from anamorph.table import Table
 
 Features = tuple[int, ...]
 Reals = NDArray[np.float64]
+
+
+LEAST = 0.01
+"""The least precision of a single column, as a part of what is known of it."""
 
 
 class Part(NamedTuple):
@@ -163,17 +171,6 @@ class LeastSquares:
         return cls(sizes, parts)
 
 
-def free(sizes: tuple[int, ...], features: Sequence[int]) -> Features:
-    """Returns the features of more than one value, sorted."""
-    return tuple(sorted({feature for feature in features if 0 <= feature < len(sizes) and sizes[feature] > 1}))
-
-
-def subsets(sizes: tuple[int, ...], features: Sequence[int]) -> list[Features]:
-    """Returns all non-empty sets of features, sorted, smaller ones first, without features of one value."""
-    known = free(sizes, features)
-    return [subset for order in range(1, len(known) + 1) for subset in itertools.combinations(known, order)]
-
-
 def summed(values: Reals, features: Features, kept: Features) -> Reals:
     """Returns the sum over the features that are not kept."""
     return values.sum(axis=tuple(axis for axis, feature in enumerate(features) if feature not in kept))
@@ -238,6 +235,23 @@ def least_squares(sizes: tuple[int, ...], measurements: Sequence[Measurement]) -
     return LeastSquares(
         sizes, {key: Part(total / precisions[key], 1 / precisions[key]) for key, total in totals.items()}
     )
+
+
+def as_marginals(sizes: tuple[int, ...], measurements: Sequence[Measurement]) -> Measurement:
+    """Returns whole marginals that tell about what the measurements do: their least squares estimates.
+
+    Precisions are those of `marginals_telling`; of single columns, with which many a fit begins, `LEAST` at least.
+    """
+    model = least_squares(sizes, measurements)
+    known = {features: 1 / part.variance for features, part in model.parts.items()}
+    told = {
+        features: max(precision, LEAST * known[features] if len(features) == 1 else 0.0)
+        for features, precision in marginals_telling(sizes, known).items()
+    }
+    sets = tuple(features for features, precision in told.items() if precision > NEGLIGIBLE * known[features])
+    values = np.concatenate([model.marginal(features) for features in sets])
+    sigma = np.array([told[features] ** -0.5 for features in sets])
+    return Measurement(Workload((Marginals(sizes, sets),)), values, sigma, measurements[-1].total)
 
 
 def nonnegative(model: LeastSquares, sets: Sequence[Features], *, steps: int, tolerance: float) -> LeastSquares:

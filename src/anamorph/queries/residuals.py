@@ -6,7 +6,8 @@ for how answers are put together from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -62,3 +63,14 @@ class Residuals:
         """Yields each residual whole, whatever the limit."""
         for block, features in enumerate(self.sets):
             yield Piece(Residual(self.sizes, features), block, 1)
+
+
+def free(sizes: tuple[int, ...], features: Sequence[int]) -> tuple[int, ...]:
+    """Returns the features of more than one value, sorted: of the others there are no residuals."""
+    return tuple(sorted({feature for feature in features if 0 <= feature < len(sizes) and sizes[feature] > 1}))
+
+
+def subsets(sizes: tuple[int, ...], features: Sequence[int]) -> list[tuple[int, ...]]:
+    """Returns all non-empty sets of features, sorted, smaller ones first, without features of one value."""
+    known = free(sizes, features)
+    return [subset for order in range(1, len(known) + 1) for subset in itertools.combinations(known, order)]

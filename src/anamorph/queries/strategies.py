@@ -40,7 +40,7 @@ from anamorph.curator.residuals import MOST_CELLS, Residual
 from anamorph.curator.tallies import marginal_cells
 from anamorph.errors import WorkloadError
 from anamorph.queries.marginals import Marginals
-from anamorph.queries.residuals import Residuals
+from anamorph.queries.residuals import Residuals, free, subsets
 from anamorph.queries.workload import Queries, Workload
 
 Features = tuple[int, ...]
@@ -93,10 +93,10 @@ class Design:
     @cached_property
     def sets(self) -> list[Features]:
         """All sets of features inside one that is asked, without features of one value."""
-        free = {tuple(f for f in features if self.sizes[f] > 1) for features in self.asked}
-        if sum(2 ** len(features) for features in free) > MOST_SETS:
+        several = {free(self.sizes, features) for features in self.asked}
+        if sum(2 ** len(features) for features in several) > MOST_SETS:
             raise WorkloadError("the workload must have fewer or smaller marginals for a strategy to be found")
-        found = {s for f in free for order in range(1, len(f) + 1) for s in itertools.combinations(f, order)}
+        found = {inner for features in several for inner in subsets(self.sizes, features)}
         if not found:
             raise WorkloadError("the workload must have a column with more than one value")
         return sorted(found, key=lambda features: (len(features), features))
@@ -112,23 +112,21 @@ class Design:
         place = {features: index for index, features in enumerate(self.sets)}
         matrix = np.zeros((len(self.asked), len(self.sets)))
         for row, features in enumerate(self.asked):
-            cells, known = marginal_cells(self.sizes, features), set(features)
-            for inner, column in place.items():
-                if known.issuperset(inner):
-                    outside = cells / marginal_cells(self.sizes, inner)
-                    matrix[row, column] = self.kappa[column] / outside**2
+            cells = marginal_cells(self.sizes, features)
+            for inner in subsets(self.sizes, features):
+                outside = cells / marginal_cells(self.sizes, inner)
+                matrix[row, place[inner]] = self.kappa[place[inner]] / outside**2
         return matrix
 
     @cached_property
     def reach(self) -> Reals:
         """Marginals by residuals: the precision of a residual for a marginal measured with precision 1."""
-        cells = [marginal_cells(self.sizes, features) for features in self.sets]
+        place = {features: index for index, features in enumerate(self.sets)}
         matrix = np.zeros((len(self.sets), len(self.sets)))
         for row, outer in enumerate(self.sets):
-            known = set(outer)
-            for column, inner in enumerate(self.sets):
-                if known.issuperset(inner):
-                    matrix[row, column] = cells[column] / cells[row]
+            cells = marginal_cells(self.sizes, outer)
+            for inner in subsets(self.sizes, outer):
+                matrix[row, place[inner]] = marginal_cells(self.sizes, inner) / cells
         return matrix
 
     def weights(self) -> Reals:
@@ -186,6 +184,21 @@ def even(design: Design, start: Reals, *, residuals: bool) -> Reals:
         weights = weights * variances
         weights /= weights.sum()
     return best
+
+
+def marginals_telling(sizes: tuple[int, ...], known: Mapping[Features, float]) -> dict[Features, float]:
+    """Returns precisions of marginals that tell about as much as is known of each residual; the largest come first.
+
+    They are the t_A for which lambda_B = sum over A with B of t_A / prod over A less B of m, but none is below 0:
+    where the marginals with B tell more of it than is known, nothing is left for B itself.
+    """
+    left, found = dict(known), {}
+    for features in sorted(known, key=lambda f: (-len(f), f)):
+        found[features] = max(left[features], 0.0)
+        cells = marginal_cells(sizes, features)
+        for inner in subsets(sizes, features):
+            left[inner] -= found[features] * marginal_cells(sizes, inner) / cells
+    return found
 
 
 def maximal(sets: list[Features]) -> set[Features]:
