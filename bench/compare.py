@@ -38,7 +38,12 @@ COMMAND = str(Path(sys.executable).parent / "anamorph")
 
 VARIANTS: dict[str, dict[str, dict[str, str]]] = {
     "aim": {"": {"model_size": "5"}, "20MB": {"model_size": "20"}, "80MB": {"model_size": "80"}},
-    "hdmm": {"": {}, "local": {"inference": "local"}, "graphical": {"inference": "graphical"}},
+    "hdmm": {
+        "": {},
+        "residuals": {"strategy": "residuals"},
+        "local": {"inference": "local"},
+        "graphical": {"inference": "graphical"},
+    },
     "rap": {
         "": {},
         "blocks": {
