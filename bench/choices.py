@@ -27,7 +27,7 @@ import numpy as np
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
-from anamorph.mechanisms.auto import Auto, planned, split
+from anamorph.mechanisms.auto import Auto, chosen, planned, split, told
 from anamorph.models import shrinking
 from anamorph.models.shrinking import Aims, Layout, Parameters, ShrinkingProjection, counted, noise, whole_marginals
 from anamorph.queries.marginals import Marginals
@@ -66,7 +66,7 @@ AUTO = Varied(rows=Auto().rows, effort=Auto().effort, objective=Auto().objective
 
 def measuring(curator: Curator, workload: Workload, **shares: float) -> Workload:
     """Returns what `auto` measures, with fixed shares of the budget for some orders."""
-    return planned(workload, split(curator, workload)._replace(**shares))
+    return chosen(curator, workload, split(curator, workload)._replace(**shares))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +120,7 @@ VARIANTS: dict[str, Variant] = {
     "uniform start": Variant(estimator=replace(AUTO, uniform=True)),
     "effort x 0.5": Variant(estimator=replace(AUTO, effort=AUTO.effort / 2)),
     "effort x 2": Variant(estimator=replace(AUTO, effort=AUTO.effort * 2)),
+    "no residuals": Variant(plan=lambda curator, workload: planned(workload, split(curator, workload))),
     "singles 0.1": Variant(plan=partial(measuring, singles=0.1)),
     "singles 0.3": Variant(plan=partial(measuring, singles=0.3)),
     "between 0.45": Variant(plan=partial(measuring, between=0.45), workloads=(TRIPLES,)),
@@ -160,7 +161,7 @@ def measured(key: Key) -> Figures:
     budget = Budget(epsilon=key.epsilon, delta=1 / rows.rows() ** 2)
     curator = Curator(rows, budget, neighbours="add-remove", unsafe_seed=1000 + key.seed)
     log = (curator.measure(variant.plan(curator, workload), rho=curator.remaining),)
-    model = variant.estimator.fit(rows.schema.sizes, log, seed=key.seed)
+    model = variant.estimator.fit(workload.sizes, told(workload.sizes, log), seed=key.seed)
     seconds = perf_counter() - begin
     errors = merged(model_errors(rows, model, workload))
     return errors.max_error, errors.tv or 0.0, seconds

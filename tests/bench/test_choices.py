@@ -10,7 +10,8 @@ from bench.choices import Key
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
-from anamorph.mechanisms.auto import Auto
+from anamorph.mechanisms import auto
+from anamorph.mechanisms.auto import Auto, told
 from anamorph.models import shrinking
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
@@ -43,7 +44,7 @@ def curator(rows) -> Curator:
 def log_of(rows, name):
     known = curator(rows)
     queries = choices.VARIANTS[name].plan(known, parse_workload(TOY, SCHEMA))
-    return (known.measure(queries, rho=known.remaining),)
+    return told(SCHEMA.sizes, (known.measure(queries, rho=known.remaining),))
 
 
 def measured_sets(rows, name) -> set[tuple[int, ...]]:
@@ -108,13 +109,21 @@ def test_a_uniform_start_knows_no_one_way_marginals(toy):
 
 def test_plans_measure_the_orders_they_name(toy):
     assert {len(features) for features in measured_sets(toy, "largest order only")} == {3}
-    assert {len(features) for features in measured_sets(toy, "auto")} == {1, 2, 3}
-    pairs = {features for features in measured_sets(toy, "auto") if len(features) < 3}
+    assert {len(features) for features in measured_sets(toy, "no residuals")} == {1, 2, 3}
+    pairs = {features for features in measured_sets(toy, "no residuals") if len(features) < 3}
     assert measured_sets(toy, "orders 1 and 2") == pairs
 
 
+def test_without_residuals_marginals_are_measured(toy):
+    ours, plain = (log_of(toy, name)[0] for name in ("auto", "no residuals"))
+    sets = {name: measured_sets(toy, name) for name in ("auto", "no residuals")}
+    assert sets["auto"] <= sets["no residuals"]
+    assert not np.array_equal(ours.values, plain.values)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_single_columns_have_the_share_of_the_name(toy, share):
+def test_single_columns_have_the_share_of_the_name(toy, monkeypatch, share):
+    monkeypatch.setattr(auto, "WORTH", 0.0)  # in marginals the share can be seen
     (measurement,) = log_of(toy, f"singles {share}")
     precisions = [(len(tally.features), sigma**-2) for tally, _, sigma in shrinking.whole_marginals((measurement,))]
     singles = sum(precision for order, precision in precisions if order == 1)

@@ -59,10 +59,10 @@ from anamorph.models.tiles import tile_bytes
 from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.numbers import Tested
-from anamorph.queries.residuals import free
+from anamorph.queries.residuals import Residuals, free
 from anamorph.queries.strategies import RESOLUTION, Design, Strategy
 from anamorph.queries.workload import Workload
-from anamorph.release import Release
+from anamorph.release import Measurement, Release
 from anamorph.schema import Schema
 
 Features = tuple[int, ...]
@@ -136,12 +136,10 @@ class Auto:
             return replace(RAPPlusPlus()(curator, workload, seed=seed), mechanism=description(self))
         estimator = ShrinkingProjection(rows=self.rows, effort=self.effort, objective=self.objective)
         progress.report("measure", 0, 1)
-        shares, sizes = split(curator, workload), curator.schema.sizes
-        residuals = in_residuals(curator, workload, shares)
-        log = (curator.measure(residuals or planned(workload, shares), rho=curator.remaining),)
+        queries, sizes = chosen(curator, workload, split(curator, workload)), curator.schema.sizes
+        log = (curator.measure(queries, rho=curator.remaining),)
         progress.report("measure", 1, 1)
-        told = (as_marginals(sizes, log),) if residuals else log
-        return release(self, curator, workload, estimator.fit(sizes, told, seed=seed), log)
+        return release(self, curator, workload, estimator.fit(sizes, told(sizes, log), seed=seed), log)
 
 
 def asks_numbers(workload: Workload) -> bool:
@@ -199,7 +197,7 @@ def asked_for(workload: Workload) -> dict[Features, float]:
 
 
 def planned(workload: Workload, shares: Split = DEFAULT) -> Workload:
-    """Returns what is measured, each marginal and each function with its share of the budget."""
+    """Returns marginals and functions to measure, each with its share of the budget."""
     weights = workload.weights or (Fraction(1),) * len(workload.parts)
     asked = asked_for(workload)
     functions = [
@@ -216,6 +214,17 @@ def planned(workload: Workload, shares: Split = DEFAULT) -> Workload:
     largest = max(share for _, share in parts)
     rounded = [Fraction(max(1, round(share / largest * RESOLUTION)), RESOLUTION) for _, share in parts]
     return Workload(tuple(part for part, _ in parts), weights=tuple(rounded), limit=workload.limit)
+
+
+def chosen(curator: Curator, workload: Workload, shares: Split) -> Workload:
+    """Returns what is measured: residuals where they are worth it, else marginals."""
+    return in_residuals(curator, workload, shares) or planned(workload, shares)
+
+
+def told(sizes: tuple[int, ...], log: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+    """Returns what the rows are fitted to: marginals, and functions."""
+    residuals = any(isinstance(part, Residuals) for measurement in log for part in measurement.workload.parts)
+    return (as_marginals(sizes, log),) if residuals else log
 
 
 def in_residuals(curator: Curator, workload: Workload, shares: Split) -> Workload | None:
