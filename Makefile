@@ -52,7 +52,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'anamorph needs Python 3.11 or newer')"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[frames,pgm,eval,report,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[frames,pgm,eval,oracle,report,dev]"
 	touch $(READY)
 
 clean:

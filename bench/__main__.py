@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import accuracy, counting, engine, matrix, numbers, scale, speed, thresholds
+from bench import accuracy, counting, engine, game, matrix, numbers, oracle, scale, speed, thresholds
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "rho": accuracy.rho,
@@ -34,6 +34,9 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "numbers-multitask": numbers.multitask,
     "numbers-annealing": numbers.annealing,
     "numbers-speed": numbers.speed,
+    "oracle": oracle.oracle,
+    "fem": game.fem,
+    "dqrs": game.dqrs,
     "thresholds": thresholds.table,
     "thresholds-speed": thresholds.speed,
 }

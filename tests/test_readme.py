@@ -30,3 +30,11 @@ def test_every_mechanism_has_a_row_and_a_page():
     for name in NAMES:
         assert f"| `{name}` |" in README
         assert f"docs/mechanisms/{name}.md" in README
+
+
+def test_the_command_line_names_every_mechanism():
+    from anamorph.cli import Name
+    from anamorph.mechanisms.mechanism import NAMES
+
+    (option,) = Name.__metadata__
+    assert sorted(re.split(r", | or ", option.help.removesuffix("."))) == sorted(NAMES)

@@ -36,9 +36,11 @@ from anamorph.models.answers import Answers, Zero
 from anamorph.models.generator import Generator
 from anamorph.models.graphical import GraphicalModel
 from anamorph.models.least_squares import LeastSquares
+from anamorph.models.listed import ListedRows
 from anamorph.models.mixed import MixedRows
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
+from anamorph.models.universe import Universe
 from anamorph.queries.bands import Banded
 from anamorph.queries.custom import Custom, CustomCells, Recorded
 from anamorph.queries.embeddings import Embedding
@@ -59,6 +61,8 @@ MODELS: dict[str, type[Model]] = {
     "generator": Generator,
     "mixed": MixedRows,
     "graphical": GraphicalModel,
+    "listed": ListedRows,
+    "universe": Universe,
     "least-squares": LeastSquares,
     "answers": Answers,
     "zero": Zero,

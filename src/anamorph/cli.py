@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from anamorph import _console
 from anamorph._console import say, tell
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from anamorph.curator.budget import Budget
     from anamorph.release import Release
 
@@ -35,7 +38,14 @@ Spec = Annotated[
     str, typer.Option("--workload", help="'marginals:k=3,count=64,seed=0', 'thresholds:k=4,r=2', or a YAML file.")
 ]
 Neighbours = Annotated[str, typer.Option("--neighbours", help="What one person may change: replace or add-remove.")]
-Name = Annotated[str, typer.Option("--mechanism", help="rap, aim, mst, mwem-pgm, independent, gaussian or all-zero.")]
+Name = Annotated[
+    str,
+    typer.Option(
+        "--mechanism",
+        help="auto, rap, gem, rap++, dp-merf, gaussian, hdmm, aim, mst, mwem, mwem-pgm, fem, sepfem, dualquery, dqrs, "
+        "independent or all-zero.",
+    ),
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="name=value: a parameter of the mechanism.")]
 LedgerPath = Annotated[Path, typer.Option("--ledger", help="The file that keeps what was spent.")]
 MemorySize = Annotated[str | None, typer.Option("--memory", help="The memory to keep within, such as 4GB.")]
@@ -45,6 +55,7 @@ ReleasePath = Annotated[Path, typer.Argument(metavar="RELEASE", help="A director
 
 DEFAULT_LEDGER = Path("anamorph.ledger")
 INTERRUPTED = 130
+MOST_LINES = 20
 
 
 @schema_app.command("init")
@@ -476,11 +487,20 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
     for name, value in figures.items():
         if isinstance(value, list):
             print(f"{name}:")
-            for item in value:
-                plain = item if not isinstance(item, dict) else ", ".join(f"{k} {short(v)}" for k, v in item.items())
-                tell(f"  {plain}")
+            for line in lines(value):
+                tell(f"  {line}")
         else:
             tell(f"{name}: {short(value)}")
+
+
+def lines(items: list[object]) -> Iterator[str]:
+    """Yields a line for each of some items: equal ones once, and of very many the first."""
+    plain = [short(item) for item in items]
+    groups = [(line, len(list(group))) for line, group in itertools.groupby(plain)]
+    for line, times in groups[:MOST_LINES]:
+        yield line if times == 1 else f"{line} ({times} times)"
+    if left := sum(times for _, times in groups[MOST_LINES:]):
+        yield f"and {left} more: --json lists them all"
 
 
 def short(value: object) -> str:

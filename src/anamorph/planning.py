@@ -165,6 +165,8 @@ def describe(step: Step, neighbours: Relation, rows: int | None) -> dict[str, An
     elif step.kind == "select":
         most = 2 if neighbours == "replace" and step.cells > step.blocks else 1
         plain["gumbel_counts"] = gumbel_scale(most, step.selected, step.rho)
+    elif step.kind == "draw":
+        plain["gumbel_counts"] = gumbel_scale(1, step.selected, step.rho)
     return plain
 
 

@@ -23,7 +23,15 @@ MECHANISMS = {
     "gaussian": "--mechanism gaussian",
     "hdmm": "--mechanism hdmm",
     "all-zero": "--mechanism all-zero",
+    "fem": "--mechanism fem --set eps0=0.2 --set samples=5",
+    "sepfem": "--mechanism sepfem --set eps0=0.2 --set samples=5",
+    "dualquery": "--mechanism dualquery --set rounds=5 --set samples=5",
+    "dqrs": "--mechanism dqrs --set rounds=5 --set samples=5",
 }
+ROUNDS = {"rap": 2, "rap blocks": 2, "fem": 4, "sepfem": 4, "dualquery": 5, "dqrs": 5}
+"""Of those that have rows: how many they say."""
+GAME = ("fem", "sepfem", "dualquery", "dqrs")
+"""They measure nothing."""
 PLAN = "plan schema.yaml --workload marginals:k=2 --epsilon 1 --delta 1e-6"
 
 
@@ -61,7 +69,10 @@ def check_intervals(name, path):
         rows = list(csv.DictReader(file))
     known = [bool(row["low"]) for row in rows]
     assert known == [bool(row["high"]) for row in rows]
-    assert {"gaussian": all(known), "hdmm": all(known), "all-zero": not any(known)}.get(name, any(known))
+    if name in ("all-zero", *GAME):
+        assert not any(known)
+    else:
+        assert all(known) if name in ("gaussian", "hdmm") else any(known)
     assert name != "rap" or sum(known) == 2 * 4, "those of the single queries that were measured"
 
 
@@ -82,9 +93,8 @@ def test_from_a_survey_to_answers(people, program, cli, name):
     assert fitted.code == 0, fitted.text
     assert "(1, 1e-06)-differentially private" in fitted.out
     assert fitted.out.endswith("release: release\n" + "ledger:  anamorph.ledger\n" * (name != "all-zero"))
-    assert [line for line in fitted.err.splitlines() if "round" in line] == (
-        ["round 1 of 2", "round 2 of 2"] if name.startswith("rap") else []
-    )
+    told, rounds = [line for line in fitted.err.splitlines() if "round" in line], ROUNDS.get(name, 0)
+    assert told == [f"round {done} of {rounds}" for done in range(1, rounds + 1)]
     header = json.loads((people / "release" / "release.json").read_text())
     assert header["private"] is True
     assert sum(spend["rho"] for spend in header["privacy"]["spends"]) <= header["privacy"]["rho"] * (1 + 1e-12)
@@ -101,7 +111,7 @@ def test_from_a_survey_to_answers(people, program, cli, name):
     check_interval(name, answer)
 
     sampled = cli("sample release -o rows.csv")
-    if name.startswith("rap"):
+    if name in ROUNDS:
         assert sampled.code == 0
         assert len((people / "rows.csv").read_text().splitlines()) == 2001
         assert cli("schema check schema.yaml rows.csv").code == 0
@@ -285,6 +295,16 @@ def test_noise_larger_than_the_data(place, cli):
     figures = json.loads(cli(f"{PLAN} --mechanism gaussian --epsilon 0.001 --rows 50 --json").out)
     assert any("larger than the number of rows" in text for text in figures["warnings"])
     assert "larger than the number of rows" in cli(f"{PLAN} --mechanism gaussian --epsilon 0.001 --rows 50").out
+
+
+def test_a_plan_says_equal_rounds_once_and_of_many_the_first(place, cli):
+    equal = cli(f"{PLAN} --mechanism fem --set eps0=0.02").out
+    (line,) = [line for line in equal.splitlines() if line.startswith("  kind draw")]
+    assert line.endswith(" times)")
+    many = cli(f"{PLAN} --mechanism dualquery --set rounds=50").out.splitlines()
+    assert len([line for line in many if line.startswith("  kind draw")]) == 20
+    assert "  and 29 more: --json lists them all" in many
+    assert len(json.loads(cli(f"{PLAN} --mechanism dualquery --set rounds=50 --json").out)["steps"]) == 49
 
 
 def test_a_plan_reads_no_data(place, cli):

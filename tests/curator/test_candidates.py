@@ -66,7 +66,7 @@ class Block:
         """The stratum of every ticket, whose it is, its score and whether it is valid."""
         strata = np.repeat(np.arange(len(self.pool.weights)), self.pool.weights)
         ranks = [rank for weight in self.pool.weights for rank in range(weight)]
-        return strata, *self.pool.find(strata, ranks)
+        return strata, *self.pool.errors(strata, ranks)
 
     def held(self):
         """How many valid tickets each query has."""

@@ -120,7 +120,7 @@ def winners(selection, draws, seed):
     pool, bits = selection.pool(), SeededBits(seed)
     urn = lottery._Urn(pool.levels, pool.weights)
     strata, ranks = urn.draw(draws, bits)
-    ids, scores, valid = pool.find(strata, ranks)
+    ids, scores, valid = pool.errors(strata, ranks)
     won = lottery._wins(urn.raised[strata].tolist(), scores, selection.scale, bits) & valid
     return [(owner,) for owner in ids[won].tolist()]
 
@@ -294,7 +294,7 @@ def test_chosen_cells_are_selected_by_their_own_scores():
     pieces = list(taken.pieces(WHOLE))
     pool = Pool(list(compared.contests(pieces, [1] * len(pieces))), NONE)
     bits = SeededBits(12)
-    outcomes = [tuple(lottery.lottery(pool.levels, pool.weights, 1, SCALE, pool.find, bits)) for _ in range(1500)]
+    outcomes = [tuple(lottery.lottery(pool.levels, pool.weights, 1, SCALE, pool.errors, bits)) for _ in range(1500)]
     assert p_value(outcomes, peeling(whole.scores()[[5, 60, 0, 100, 33]], np.ones(5), SCALE)) > FLOOR
 
 

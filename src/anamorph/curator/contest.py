@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +21,11 @@ from anamorph.curator.candidates import (
     marginal_strata,
 )
 from anamorph.curator.coarse import threshold_strata
-from anamorph.curator.estimates import Estimate, Integers, RelaxedTable, Support
-from anamorph.curator.lottery import lottery
+from anamorph.curator.estimates import Estimate, Integers, RelaxedTable, Side, Support
+from anamorph.curator.lottery import lottery, winners
 from anamorph.curator.noise import Bits
 from anamorph.curator.rowwise import RowFunction
-from anamorph.curator.scores import GRID, errors, times
+from anamorph.curator.scores import GRID, differences, times
 from anamorph.curator.tallies import (
     AtLeast,
     Counts,
@@ -61,8 +62,8 @@ class Contest:
     """The id of its first query."""
     size: int
     ballot: Callable[[Integers, int], tuple[Ballot, Scored]]
-    """Returns its strata, and how cells are scored: with as few tickets as can be for some cells that are excluded, and
-    with bounds so much tighter than usual."""
+    """Returns its strata, and the differences of cells, whose absolute values are their scores: with as few tickets as
+    can be for some cells that are excluded, and with bounds so much tighter than usual."""
 
 
 class Pool:
@@ -90,13 +91,39 @@ class Pool:
         """Returns the k queries with the largest noisy scores, in order."""
         chosen = np.zeros(0, np.int64)
         while chosen.size < k:
-            won = lottery(self.levels, self.weights, k - chosen.size, scale, self.find, bits, PATIENCE)
+            won = lottery(self.levels, self.weights, k - chosen.size, scale, self.errors, bits, PATIENCE)
             chosen = np.concatenate([chosen, won])
             if won.size:
                 self.exclude(won)
             else:
                 self.refine()
         return chosen
+
+    def draw_signed(self, draws: int, scale: float, bits: Bits) -> Integers:
+        """Returns independent draws, with replacement: 2 i for query i, 2 i + 1 for its negation.
+
+        A negation has the difference of its query with the other sign: every ticket is torn in two.
+        """
+        drawn: list[int] = []
+        while len(drawn) < draws:
+            left = draws - len(drawn)
+            doubled = [2 * weight for weight in self.weights]
+            won = list(islice(winners(self.levels, doubled, left, scale, self.signed, bits, PATIENCE), left))
+            drawn += won
+            if not won:
+                self.refine()
+        return np.array(drawn, np.int64)
+
+    def errors(self, strata: Integers, ranks: Sequence[int]) -> tuple[Integers, Integers, NDArray[np.bool_]]:
+        """Returns the id of the query that holds each ticket, its error, and whether the ticket is valid."""
+        ids, differences, valid = self.find(strata, ranks)
+        return ids, np.abs(differences), valid
+
+    def signed(self, strata: Integers, ranks: Sequence[int]) -> tuple[Integers, Integers, NDArray[np.bool_]]:
+        """Returns the same for a half of a ticket: of a query and its difference, or of its negation."""
+        ids, differences, valid = self.find(strata, [rank >> 1 for rank in ranks])
+        negated = np.array([rank & 1 for rank in ranks], np.int64)
+        return 2 * ids + negated, np.where(negated, -differences, differences), valid
 
     def refine(self) -> None:
         """Tightens the bounds of the blocks that most tickets fell on, in vain."""
@@ -112,20 +139,20 @@ class Pool:
             self._form(owner)
 
     def find(self, strata: Integers, ranks: Sequence[int]) -> tuple[Integers, Integers, NDArray[np.bool_]]:
-        """Returns the id of the query that holds each ticket, its score, and whether the ticket is valid."""
-        ids, scores = np.zeros(strata.size, np.int64), np.zeros(strata.size, np.int64)
+        """Returns the id of the query that holds each ticket, its difference, and whether the ticket is valid."""
+        ids, found = np.zeros(strata.size, np.int64), np.zeros(strata.size, np.int64)
         valid = np.zeros(strata.size, np.bool_)
         starts = np.cumsum([0, *(len(levels) for levels, _ in self._strata)])
         owners = np.searchsorted(starts, strata, side="right") - 1
         for owner in np.unique(owners).tolist():
-            ballot, score = self._ballot(owner)
+            ballot, differences = self._ballot(owner)
             self._asked[owner] += np.count_nonzero(owners == owner)
             for stratum in np.unique(strata[owners == owner]).tolist():
                 mine = np.flatnonzero(strata == stratum)
                 cells, sound = ballot.find(stratum - int(starts[owner]), [ranks[i] for i in mine.tolist()])
                 ids[mine], valid[mine] = self._firsts[owner] + cells, sound
-                scores[mine[sound]] = score(cells[sound])
-        return ids, scores, valid & ~np.isin(ids, self._excluded)
+                found[mine[sound]] = differences(cells[sound])
+        return ids, found, valid & ~np.isin(ids, self._excluded)
 
     def _form(self, index: int) -> None:
         if index in self._kept:
@@ -159,7 +186,7 @@ class Comparison:
     prior: Prior | None = None
 
     def contests(self, pieces: Sequence[Settled], shares: Sequence[int]) -> Iterator[Contest]:
-        """Yields the contest of each piece of single queries; its scores are errors times its share."""
+        """Yields the contest of each piece of single queries; its differences are times its share."""
         blocks = [block_of(piece.tally) for piece in pieces]
         known = [marginal_cells(sizes, features) for sizes, features, _ in filter(None, blocks)]
         mean = sum(known) // max(len(known), 1)
@@ -170,27 +197,40 @@ class Comparison:
                 yield Contest(piece.first, piece.blocks, partial(self.block, block, share, mean))
 
     def block(self, block: Block, share: int, mean: int, excluded: Integers, fineness: int) -> tuple[Ballot, Scored]:
-        """Returns the strata of a whole block, and its score."""
+        """Returns the strata of a whole block, and its differences."""
         sizes, features, least = block
-        shape = tuple(sizes[feature] for feature in features)
-        data = Support(shape, *next(iter(self.counts.counts((features,)))))
-        side = self.estimate.side(sizes, features, self.total)
+        data, side = self.sides(block)
         tickets = Tickets() if self.prior is None else self.prior.tickets(sizes, features, mean)
         given = Given(data, side, float(share << GRID), self.scale, tickets, excluded, fineness)
 
-        def score(cells: Integers) -> Integers:
-            return times(errors(data.at(cells, least), side.fractions(cells, least), self.total), share)
+        def found(cells: Integers) -> Integers:
+            return times(differences(data.at(cells, least), side.fractions(cells, least), self.total), share)
 
         if least == len(features):
-            return marginal_strata(given, score), score
-        return threshold_strata(given, least), score
+            return marginal_strata(given, lambda cells: np.abs(found(cells))), found
+        return threshold_strata(given, least), found
+
+    def sides(self, block: Block) -> tuple[Support, Side]:
+        """Returns the rows and the estimate, seen through a block."""
+        sizes, features, _ = block
+        shape = tuple(sizes[feature] for feature in features)
+        data = Support(shape, *next(iter(self.counts.counts((features,)))))
+        return data, self.estimate.side(sizes, features, self.total)
 
     def listed(self, tally: Tally, share: int, excluded: Integers, _: int) -> tuple[Ballot, Scored]:
-        """Returns the strata of queries that are listed one by one, and their scores."""
-        wrong = times(errors(count(tally, self.counts), self.answers(tally), self.total, grid(tally)), share)
+        """Returns the strata of queries that are listed one by one, and their differences."""
+        found = times(differences(count(tally, self.counts), self.answers(tally), self.total, grid(tally)), share)
         cells = np.delete(np.arange(tally.cells), excluded)
         tickets = Tickets() if self.prior is None else Tickets(1 << 30 + TICKETS)  # as many as a weight of 1 has
-        return listed(cells, wrong[cells], self.scale, tickets), lambda cells: wrong[cells]
+        return listed(cells, np.abs(found[cells]), self.scale, tickets), lambda cells: found[cells]
+
+    def differences(self, piece: Settled, cells: Integers) -> Integers:
+        """Returns the differences of some single queries of a piece."""
+        if (block := block_of(piece.tally)) is not None:
+            data, side = self.sides(block)
+            return differences(data.at(cells, block[2]), side.fractions(cells, block[2]), self.total)
+        tally = piece.tally
+        return differences(count(tally, self.counts), self.answers(tally), self.total, grid(tally))[cells]
 
     def answers(self, tally: Tally) -> NDArray[np.float64]:
         """Returns the estimate of queries that are listed one by one."""

@@ -1,12 +1,14 @@
 """Curator: holds one source and one budget; the only object that sees private rows.
 
-It does two things, `measure` and `select`, and always in this order: check the request, charge it durably, count,
-randomise, store the answer durably, return it. What it returns is public. PROOFS.md has a paragraph for each method.
+It measures and selects, and for the methods of the query release game it draws queries and keeps some of those drawn;
+always in this order: check the request, charge it durably, count, randomise, store the answer durably, return it.
+What it returns is public. PROOFS.md has a paragraph for each method.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -22,7 +24,7 @@ from anamorph.curator.contest import Comparison, Pool
 from anamorph.curator.cosines import Cosines
 from anamorph.curator.estimates import Estimate, RelaxedTable, RowTable
 from anamorph.curator.ledger import Ledger, Run
-from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, discrete_gaussian, top_k
+from anamorph.curator.noise import EXCLUDED, Bits, SeededBits, SystemBits, bernoulli, discrete_gaussian, top_k
 from anamorph.curator.purse import Purse
 from anamorph.curator.residuals import Residual
 from anamorph.curator.rowwise import RowFunction
@@ -66,6 +68,9 @@ FINEST = 1 << 10
 
 LARGEST_OFFSET = float(1 << 38)
 """The most counts that are subtracted from an error; times FINEST, on the grid, they are half the bound on scores."""
+
+LARGEST_RATE, LARGEST_MARGIN = 1e6, 100.0
+"""The largest rate and margin of keeping queries: beyond them nothing is kept."""
 
 TOTAL_SHARE = 0.02
 """The share of the budget that measures the number of rows, where that is private."""
@@ -267,6 +272,65 @@ class Curator:
             self._run.store(answer.tobytes())
         return answer
 
+    def draw(self, workload: Workload, estimate: Estimate, *, rho: float, draws: int = 1) -> NDArray[np.int64]:
+        """Returns independent draws from single queries and their negations: rho-zCDP in all.
+
+        2 i is query i, 2 i + 1 its negation, 1 less the query. Each draw is an exponential mechanism, with replacement,
+        whose score is count - n * estimate, of a negation the same with the other sign: how much the rows have more
+        than the public table. Weights are exp(score / beta), beta = Delta sqrt(draws / (2 rho)); a score is times its
+        query's weight relative to the largest, as in `select`.
+        """
+        _, rho, pieces = self.total, float(rho), self._single(workload, estimate)
+        estimate = own_table(estimate)
+        if not isinstance(draws, int) or draws < 1:
+            raise ParameterError(f"draws ({draws!r}) must be a whole number of at least 1")
+        shares = relative([piece.weight for piece in pieces])
+        beta = max(gumbel_scale(max(shares.values()) << GRID, draws, rho), 2.0)
+        if beta > LARGEST_SCALE:
+            raise ParameterError(f"rho ({rho!r}) must be larger: the noise of this selection would drown everything")
+        what = f"{draws} of {workload.blocks} queries and their negations"
+        answer = self._charge("draw", rho, what, (workload.digest, draws))
+        if answer is None:
+            self._cache.prepare([piece.tally for piece in pieces])
+            compared = Comparison(self._cache, estimate, self.total, beta)
+            contests = list(compared.contests(pieces, [shares[piece.weight] for piece in pieces]))
+            answer = Pool(contests, np.zeros(0, np.int64)).draw_signed(draws, beta, self._bits)
+            self._run.store(answer.tobytes())
+        return answer
+
+    def keep(
+        self, workload: Workload, estimate: Estimate, drawn: ArrayLike, *, rate: float, margin: float
+    ) -> NDArray[np.bool_]:
+        """Returns which of some drawn queries are kept, each with probability exp(rate (a - 1) - margin).
+
+        a, at most 1, is the fraction of the rows that a query, or a negation, has more than the public table, whatever
+        its weight. The cost is `keeping_rho`: of a draw for which nothing is drawn from all queries.
+        """
+        total, rate, margin = self.total, float(rate), float(margin)
+        pieces, ids = self._single(workload, estimate), np.array(drawn, np.int64)
+        estimate = own_table(estimate)
+        rho = keeping_rho(ids.size, rate, margin, total)
+        if ids.ndim != 1 or not ids.size or not np.all((ids >= 0) & (ids < 2 * workload.blocks)):
+            raise WorkloadError(f"drawn must be one or more numbers from 0 to {2 * workload.blocks - 1}")
+        request = (workload.digest, hashlib.sha256(ids.tobytes()).hexdigest(), rate, margin)
+        answer = self._charge("keep", rho, f"some of {ids.size} queries", request)
+        if answer is None:
+            self._cache.prepare([piece.tally for piece in pieces])
+            compared = Comparison(self._cache, estimate, total, 1.0)
+            answer = kept(excesses(compared, pieces, ids), total, rate, margin, self._bits).astype(np.int64)
+            self._run.store(answer.tobytes())
+        return answer.astype(np.bool_)
+
+    def _single(self, workload: Workload, estimate: Estimate) -> list[Settled]:
+        """Returns the pieces of a workload of single queries, after checking them and the table."""
+        pieces = self._pieces(workload)
+        if workload.blocks != workload.cells:
+            raise WorkloadError("queries must be single ones to be drawn: take the workload by cell")
+        check_table(estimate, None, pieces, self.schema.sizes)
+        check_selectable(pieces, True)
+        check_blocks(pieces, AbsoluteError())
+        return pieces
+
     def _pieces(self, workload: Workload) -> list[Settled]:
         """Returns the pieces of a workload, after checking each: what a query class says is not believed."""
         pieces, following, cells = [settled(piece) for piece in workload.pieces(WHOLE)], 0, 0
@@ -330,6 +394,48 @@ class Curator:
         stored = self._run.charge(kind=kind, rho=rho, what=what, digest=digest)
         self._spends += (Spend(kind, rho, what),)
         return None if stored is None else np.frombuffer(stored, np.int64)
+
+
+def keeping_rho(count: int, rate: float, margin: float, total: float) -> float:
+    """Returns the rho of keeping some queries or not: count (rate / (total (1 - exp(-margin))))^2 / 8, rounded up.
+
+    The roundings are a dozen, each of a relative 2^-52 at most.
+    """
+    if not (0 < rate <= LARGEST_RATE and 0 < margin <= LARGEST_MARGIN):
+        raise ParameterError(
+            f"rate ({rate!r}) must be above 0 and at most {LARGEST_RATE:g}, margin ({margin!r}) above 0 and at most "
+            f"{LARGEST_MARGIN:g}"
+        )
+    width = rate / total / -math.expm1(-margin)
+    return count * width * width / 8 * (1 + 2.0**-46)
+
+
+def excesses(compared: Comparison, pieces: Sequence[Settled], drawn: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the score of each drawn query or negation, in grid units, without its weight."""
+    found, ids = np.zeros(drawn.size, np.int64), drawn >> 1
+    for piece in pieces:
+        mine = np.flatnonzero((ids >= piece.first) & (ids < piece.first + piece.blocks))
+        if mine.size:
+            found[mine] = compared.differences(piece, ids[mine] - piece.first)
+    return np.where(drawn & 1, -found, found)
+
+
+def kept(scores: NDArray[np.int64], total: float, rate: float, margin: float, bits: Bits) -> NDArray[np.bool_]:
+    """Returns independent bits, each 1 with probability exp(rate (a - 1) - margin), a the score over the total.
+
+    A score is cut at the total, so that no probability is above exp(-margin). numpy's exponent has five roundings of
+    numbers that are at most rate + margin + |rate a|, as `bernoulli` asks.
+    """
+    most = math.floor(Fraction(total) * (1 << GRID))
+    scores = np.minimum(scores, most)
+    shares = rate * (scores / (total * float(1 << GRID)))
+    error = 2.0**-48 * (rate + margin + np.abs(shares))
+    units = Fraction(total) * (1 << GRID)
+
+    def exact(item: int) -> tuple[Fraction, int]:
+        return Fraction(rate) * (1 - int(scores[item]) / units) + Fraction(margin), 0
+
+    return bernoulli(rate + margin - shares, error, exact, bits)
 
 
 def fractions(numbers: NDArray[np.int64], tallies: Sequence[Tally], total: float) -> NDArray[np.float64]:

@@ -20,6 +20,9 @@ A candidate far above all others would win again and again, and the next one wou
 ends when a candidate wins for the second time: whoever holds the tickets takes out those that were chosen, and begins
 another for the rest. It may also end after a number of draws. Either way it ends by a draw that chose none, or when its
 batch was due to end, and nothing else is known of the rest.
+
+*With replacement* it is simpler still: every winner is a draw of the exponential mechanism from all candidates,
+independent of those before (`winners`).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate
 
@@ -72,25 +75,40 @@ def lottery(
 
     The draws are made in batches, whose size is determined by those before; what is left of the last one is dropped.
     """
+    chosen: dict[int, None] = {}
+    for owner in winners(levels, weights, k, scale, find, bits, patience):
+        if owner in chosen:
+            break
+        chosen[owner] = None
+        if len(chosen) == k:
+            break
+    return np.array(list(chosen), np.int64)
+
+
+def winners(
+    levels: Sequence[int] | Integers,
+    weights: Sequence[int],
+    k: int,
+    scale: float,
+    find: Find,
+    bits: Bits,
+    patience: int | None = None,
+) -> Iterator[int]:
+    """Yields the candidates that win, in order, about k of them at first: see `lottery`.
+
+    Each is drawn anew from all, with probability proportional to t exp(score / scale), whatever came before.
+    """
     scale = within("scale", scale, 1e100)
     if k < 1:
         raise ParameterError(f"k ({k}) must be at least 1")
     urn = _Urn(levels, weights)
-    chosen: dict[int, None] = {}
     size, left = BATCH + 2 * k, math.inf if patience is None else patience
     while left > 0:
         strata, ranks = urn.draw(size, bits)
         owners, scores, valid = find(strata, ranks)
-        won = _wins(urn.raised[strata].tolist(), scores, scale, bits) & valid
-        for owner in owners[won].tolist():
-            if owner in chosen:
-                return np.array(list(chosen), np.int64)
-            chosen[owner] = None
-            if len(chosen) == k:
-                return np.array(list(chosen), np.int64)
+        yield from owners[_wins(urn.raised[strata].tolist(), scores, scale, bits) & valid].tolist()
         left -= size
         size = min(LARGEST_BATCH, 2 * size)
-    return np.array(list(chosen), np.int64)
 
 
 def level(bounds: Integers, scale: float) -> Integers:

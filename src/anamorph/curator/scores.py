@@ -25,10 +25,10 @@ LARGEST = 1 << 61
 """A bound on scores, in grid units: far above n for any table, and safe in 64 bits."""
 
 
-def errors(
+def differences(
     counts: NDArray[np.int64], estimate: NDArray[np.floating], total: float, digits: int = 0
 ) -> NDArray[np.int64]:
-    """Returns |count - total * estimate| in grid units; the estimate is public, and rounded before the comparison.
+    """Returns count - total * estimate in grid units; the estimate is public, and rounded before the comparison.
 
     Counts are in units of 2^-digits.
     """
@@ -37,13 +37,20 @@ def errors(
         raise ParameterError("estimate must be finite numbers")
     bound = float(1 << (61 - GRID))
     expected = np.rint(np.clip(scaled, -bound, bound) * float(1 << GRID)).astype(np.int64)
-    expected -= counts << (GRID - digits)
-    return np.abs(expected, out=expected)
+    return np.subtract(counts << (GRID - digits), expected, out=expected)
+
+
+def errors(
+    counts: NDArray[np.int64], estimate: NDArray[np.floating], total: float, digits: int = 0
+) -> NDArray[np.int64]:
+    """Returns the absolute values of the differences."""
+    return np.abs(differences(counts, estimate, total, digits))
 
 
 def times(scores: NDArray[np.int64], share: int) -> NDArray[np.int64]:
     """Returns scores times a share; those whose product might overflow are clamped before."""
-    return np.minimum(scores, LARGEST // share) * share
+    most = LARGEST // share
+    return np.clip(scores, -most, most) * share
 
 
 @dataclass(frozen=True)

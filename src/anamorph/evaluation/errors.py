@@ -23,6 +23,7 @@ from anamorph.curator.estimates import Estimate, RowTable, Support
 from anamorph.curator.tallies import Counts, GroupBy, count, scale
 from anamorph.evaluation.largest import block_error
 from anamorph.models.generator import Generator
+from anamorph.models.listed import ListedRows
 from anamorph.models.model import Model
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.workload import WHOLE, Queries, Workload
@@ -55,7 +56,7 @@ class Errors:
 
 def model_errors(truth: Rows, model: Model, workload: Workload) -> list[Errors]:
     """Returns the errors of a model's own answers, for each part of a workload."""
-    estimate = model.estimate(workload) if isinstance(model, RelaxedRows | Generator) else None
+    estimate = model.estimate(workload) if isinstance(model, RelaxedRows | Generator | ListedRows) else None
     return compare(truth, model, workload, estimate)
 
 

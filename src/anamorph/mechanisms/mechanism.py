@@ -53,14 +53,19 @@ NAMES = {
     "all-zero": ("anamorph.mechanisms.all_zero", "AllZero"),
     "auto": ("anamorph.mechanisms.auto", "Auto"),
     "dp-merf": ("anamorph.mechanisms.dp_merf", "DPMERF"),
+    "dqrs": ("anamorph.mechanisms.dqrs", "DQRS"),
+    "dualquery": ("anamorph.mechanisms.dual_query", "DualQuery"),
+    "fem": ("anamorph.mechanisms.fem", "FEM"),
     "gaussian": ("anamorph.mechanisms.gaussian", "Gaussian"),
     "gem": ("anamorph.mechanisms.gem", "GEM"),
     "hdmm": ("anamorph.mechanisms.hdmm", "HDMM"),
     "independent": ("anamorph.mechanisms.independent", "Independent"),
     "mst": ("anamorph.mechanisms.mst", "MST"),
+    "mwem": ("anamorph.mechanisms.mwem", "MWEM"),
     "mwem-pgm": ("anamorph.mechanisms.mwem_pgm", "MWEMPGM"),
     "rap": ("anamorph.mechanisms.rap", "RAP"),
     "rap++": ("anamorph.mechanisms.rap_plus_plus", "RAPPlusPlus"),
+    "sepfem": ("anamorph.mechanisms.sep_fem", "SepFEM"),
 }
 
 
