@@ -19,6 +19,7 @@ from anamorph.curator.residuals import Residual
 from anamorph.curator.tallies import count
 from anamorph.errors import CorruptionError, ParameterError, WorkloadError
 from anamorph.mechanisms.mwem import MWEM
+from anamorph.models import universe
 from anamorph.models.universe import MultiplicativeWeights, Universe, connected, folded, multiply
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.spec import workload as parse_workload
@@ -252,9 +253,39 @@ def test_measurements_that_do_not_fit_are_refused():
         weights.fit(model, (Measurement(thresholds, np.zeros(12), np.ones(1), 1.0),))
 
 
-def test_a_cell_measured_below_zero_can_come_back():
+def test_sweeps_end_where_noise_explains_the_rest_or_they_gain_no_more():
+    queries = Workload((Marginals((2, 3), ((0, 1),)),))
+    values = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    once, loud, quiet = (
+        MultiplicativeWeights(history=history).fit(
+            Universe.uniform((2, 3), ((0, 1),)), (Measurement(queries, values, np.array([sigma]), 100.0),)
+        )
+        for history, sigma in ((1, 1e-9), (1000, 1.0), (1000, 1e-9))
+    )
+    assert loud.marginal((0, 1)).tolist() == once.marginal((0, 1)).tolist()
+    assert np.abs(once.marginal((0, 1)) - values).max() > 0.05
+    assert quiet.marginal((0, 1)) == pytest.approx(values, abs=1e-2)
+
+
+def test_a_few_marginals_of_many_cells_are_fitted():
+    """The bug: after five sweeps marginals of a hundred cells stood nearer to uniform than to what was measured."""
+    sizes = (12, 12, 12)
+    generator = np.random.default_rng(5)
+    first = generator.choice(12, 5000, p=0.6 ** np.arange(12) / np.sum(0.6 ** np.arange(12)))
+    codes = np.stack([(first + generator.integers(0, 2, 5000) * column) % 12 for column in range(3)], axis=1)
+    schema = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(sizes)), dataset="wide")
+    rows = TableSource(Table(codes.astype(np.int32), sizes), schema)
+    workload = Workload((Marginals(sizes, ((0, 1), (1, 2))),))
+    told = Curator(rows, Budget(epsilon=1e4, delta=1e-6), unsafe_seed=1)
+    found = MWEM(rounds=4)(told, workload, seed=0)
+    exact = np.concatenate([count(piece.tally, rows) for piece in workload.pieces()]) / 5000
+    assert np.abs(answers(found.model, workload) - exact).max() < 0.01
+
+
+def test_a_cell_measured_below_zero_can_come_back(monkeypatch):
+    monkeypatch.setattr(universe, "SLOW", -1.0)  # sweeps to the last
     queries = Workload((Marginals((2,), ((0,),)),))
-    below, above = (Measurement(queries, np.array([x, 1 - x]), np.ones(1), 1.0) for x in (-0.5, 0.5))
+    below, above = (Measurement(queries, np.array([x, 1 - x]), np.full(1, 1e-9), 1.0) for x in (-0.5, 0.5))
     weights = MultiplicativeWeights(history=2000)
     model = weights.fit(Universe.uniform((2,), ()), (below,))
     assert model.components[0,].tolist() == [1e-100, 1]

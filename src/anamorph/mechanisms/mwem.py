@@ -4,7 +4,7 @@ The model starts uniform. In each of T rounds one block of the workload, a margi
 privately by its error, measured, and the model updated by multiplicative weights (models/universe.py):
 
     score(r) = c_r ( |M_r(D) - M_r(p)|_1 - sqrt(2 / pi) sigma n_r ),     score(q) = c_q |q(D) - q(p)|,
-    p(x)  <-  p(x) exp(eta (m_y - p_y)) / Z,    y the cell of x, for `history` sweeps through all measurements so far,
+    p(x)  <-  p(x) exp(eta (m_y - p_y)) / Z,    y the cell of x, in sweeps through all measurements so far,
     rho / T a round, the share a of it to measure: sigma = Delta_2 / sqrt(2 a rho / T) in counts, and
     1 - a to select: Gumbel scale beta = Delta sqrt(T / (2 (1 - a) rho)).
 

@@ -23,8 +23,9 @@ are the answers of a distribution, its relative entropy to p falls by at least
 
     eta |m - p|^2 - eta^2 sum of p_y (m_y - p_y)^2  >=  eta |m - p|^2 (1 - eta b)  =  |m - p|^2 / (4 b),
 
-which for b = 1 is the paper's bound. A fit starts from the model of the round before, and sweeps `history` times
-through all measurements so far, the newest last.
+which for b = 1 is the paper's bound. A fit starts from the model of the round before, and sweeps through all
+measurements so far, the newest last, until the squared differences that a sweep meets sum to no more than noise alone
+would make, or hardly fall any more; `history` times at most.
 
 Rows are drawn component by component, each by systematic sampling of its universe, and dealt to one another at random;
 with `keep` they are polished (polishing.py), with the model's own columns to draw values from.
@@ -73,6 +74,9 @@ Reals = NDArray[np.float64]
 
 LEAST = 1e-100
 """The least probability after a fit: as good as none, and a later measurement can still raise it."""
+
+SLOW = 0.001
+"""Sweeps end when one lowers the sum of squared differences by less than this part of it."""
 
 PAPER = 0.5
 """The paper's eta, for answers of at most 1."""
@@ -248,6 +252,8 @@ class Goal(NamedTuple):
     """Which of the component's axes the marginal has, in its own order."""
     values: Reals
     """The noisy fractions: an axis for each of the axes, or a single number."""
+    noise: float
+    """What is expected of the sum of squares of their noise."""
     chosen: NDArray[np.bool_] | None = None
     """The cells that a single query is the sum of, in the same shape."""
 
@@ -256,11 +262,12 @@ def goals(model: Universe, measurements: Sequence[Measurement]) -> list[Goal]:
     """Returns what was measured, marginals whole and single queries one by one, in the order of the measurements."""
     found: list[Goal] = []
     cells = 0
-    for tally, values, _ in readings(measurements):
+    for tally, values, sigma in readings(measurements):
         if isinstance(tally, Tests):
-            found += single_goals(model, tally, values)
+            found += single_goals(model, tally, values, sigma)
         elif isinstance(tally, GroupBy) and tally.cells == marginal_cells(model.sizes, tally.features):
-            found.append(Goal(*placed(model, tally.features), values.reshape(tally.shape)))
+            noise = tally.cells * sigma**2
+            found.append(Goal(*placed(model, tally.features), values.reshape(tally.shape), noise))
         else:
             continue
         cells += tally.cells
@@ -269,14 +276,14 @@ def goals(model: Universe, measurements: Sequence[Measurement]) -> list[Goal]:
     return found
 
 
-def single_goals(model: Universe, tally: Tests, values: Reals) -> Iterator[Goal]:
+def single_goals(model: Universe, tally: Tests, values: Reals, sigma: float) -> Iterator[Goal]:
     """Yields single queries: the cells that agree with the one asked for in enough features."""
     for which, position, value in zip(tally.which.tolist(), tally.positions.tolist(), values, strict=True):
         features, alike = tally.sets[which], np.array(0)
         codes = codes_of(model.sizes, features, np.array([position]))[0]
         for feature, code in zip(features, codes, strict=True):
             alike = np.add.outer(alike, np.arange(model.sizes[feature]) == code)
-        yield Goal(*placed(model, features), np.array(value), alike >= tally.needed(which))
+        yield Goal(*placed(model, features), np.array(value), sigma**2, alike >= tally.needed(which))
 
 
 def placed(model: Universe, features: Features) -> tuple[Features, Features]:
@@ -292,10 +299,11 @@ def step_size(values: Reals, answer: Reals, step: str) -> float:
     return PAPER if step == "paper" else PAPER / float(max(np.abs(values).max(), answer.max(), LEAST))
 
 
-def update(probabilities: Reals, goal: Goal, step: str) -> None:
-    """Brings a component nearer to what was measured, in place: one multiplicative step, normalised.
+def update(probabilities: Reals, goal: Goal, step: str) -> float:
+    """Brings a component nearer to what was measured, in place; returns how far it was, the sum of squares.
 
-    The sum after the step follows from the marginal alone, so the universe is read once and written once.
+    One multiplicative step, normalised. The sum after the step follows from the marginal alone, so the universe is
+    read once and written once.
     """
     order = np.argsort(goal.axes)
     marginal = folded(probabilities, goal.axes).transpose(np.argsort(order))
@@ -304,14 +312,15 @@ def update(probabilities: Reals, goal: Goal, step: str) -> None:
     factor = np.exp(exponent if goal.chosen is None else exponent * goal.chosen)
     factor /= np.vdot(factor, marginal)
     multiply(probabilities, factor.transpose(order), goal.axes)
+    return float(np.sum(np.square(goal.values - answer)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiplicativeWeights:
     """The estimator of explicit distributions."""
 
-    history: int = 5
-    """How often a fit goes through all measurements; 0: once, and through the newest alone, as algorithm 1 does."""
+    history: int = 1000
+    """The most sweeps of a fit through all measurements; 0: one, and through the newest alone, as algorithm 1 does."""
     step: Literal["scaled", "paper"] = "scaled"
     """eta: as long as the marginal allows, or 1/2."""
 
@@ -329,10 +338,13 @@ class MultiplicativeWeights:
         """Returns the model after the sweeps; it has no randomness of its own, so the seed is not used."""
         wanted = goals(model, measurements if self.history else measurements[-1:])
         components = {component: values.copy() for component, values in model.components.items()}
+        before, noise = math.inf, sum(goal.noise for goal in wanted)
         for sweep in range(max(self.history, 1)):
             progress.report("fit", sweep, max(self.history, 1))
-            for goal in wanted:
-                update(components[goal.component], goal, self.step)
+            far = sum(update(components[goal.component], goal, self.step) for goal in wanted)
+            if far <= noise or far > (1 - SLOW) * before:
+                break
+            before = far
         progress.report("fit", 1, 1)
         for component in {goal.component for goal in wanted}:
             values = components[component]
