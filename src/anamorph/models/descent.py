@@ -21,6 +21,12 @@ from anamorph.models.simplex import Layout
 DISPATCH = 50
 """Steps between two returns to Python, so that progress shows and an interrupt is heard."""
 
+WARM = 100
+"""Steps before a loss that stays the same is believed: far from any answer it does so too."""
+
+SMALLEST = 1e-20
+"""Added to the root of Adam's second moment: where answers are products of many small shares, gradients are small."""
+
 KEEP = 10
 """Steps between two comparisons with the best point so far."""
 
@@ -98,7 +104,7 @@ def descend(problem: Problem, point: Point, aims: object) -> tuple[Point, bool]:
 def start(problem: Problem, point: Point) -> State:
     """Returns the state before the first step."""
     infinite = jnp.array(jnp.inf)
-    optimiser = optax.adam(problem.settings.rate).init(point)
+    optimiser = optax.adam(problem.settings.rate, eps=SMALLEST).init(point)
     return State(point, optimiser, jnp.array(0), infinite, jnp.array(False), point, infinite)
 
 
@@ -106,14 +112,14 @@ def start(problem: Problem, point: Point) -> State:
 def advance(problem: Problem, state: State, aims: object, until: int) -> State:
     """Returns the state after Adam steps up to number `until`, or where the descent stops by itself."""
     settings, layout = problem.settings, problem.layout
-    adam = optax.adam(settings.rate)
+    adam = optax.adam(settings.rate, eps=SMALLEST)
     slope = jax.value_and_grad(partial(problem.objective, settings, layout))
 
     def step(now: State) -> State:
         loss, gradient = slope(now.point, aims)
         updates, optimiser = adam.update(problem.direction(settings, now.point, gradient), now.optimiser)
         settled = jnp.abs(now.loss - loss) <= settings.tolerance * now.loss
-        done = (settled & jnp.isfinite(now.loss)) | problem.enough(settings, loss, gradient, aims)
+        done = (settled & jnp.isfinite(now.loss) & (now.step >= WARM)) | problem.enough(settings, loss, gradient, aims)
         stopped = done | ~jnp.isfinite(loss)
         last = stopped | (now.step + 1 == settings.steps)
         better = (loss < now.best_loss) & ((now.step % KEEP == 0) | last)
