@@ -17,8 +17,9 @@ from scipy import stats
 from anamorph.columns import Codes
 from anamorph.curator import contest
 from anamorph.curator.budget import Budget
-from anamorph.curator.curator import Curator, keeping_rho, kept
+from anamorph.curator.curator import Curator
 from anamorph.curator.estimates import RelaxedTable, RowTable
+from anamorph.curator.keeping import keeping_rho, kept
 from anamorph.curator.ledger import Ledger
 from anamorph.curator.noise import SeededBits
 from anamorph.curator.scores import GRID, differences, errors, times

@@ -19,7 +19,8 @@ from scipy import stats
 from anamorph.columns import Codes
 from anamorph.curator import contest
 from anamorph.curator.budget import Budget
-from anamorph.curator.curator import Curator, keeping_rho
+from anamorph.curator.curator import Curator
+from anamorph.curator.keeping import keeping_rho
 from anamorph.curator.ledger import Ledger
 from anamorph.curator.scores import GRID
 from anamorph.errors import ParameterError, WorkloadError

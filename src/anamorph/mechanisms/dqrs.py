@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 
 from anamorph import progress
 from anamorph.curator.budget import proportional
-from anamorph.curator.curator import LARGEST_RATE, Curator, keeping_rho
+from anamorph.curator.curator import Curator
+from anamorph.curator.keeping import LARGEST_RATE, keeping_rho
 from anamorph.errors import ParameterError
 from anamorph.mechanisms.dual_query import DualQuery
 from anamorph.mechanisms.game import Game, checked, public
