@@ -16,6 +16,8 @@ from anamorph.curator.curator import Curator
 from anamorph.errors import ParameterError, ResourceError, WorkloadError
 from anamorph.mechanisms.aim import AIM
 from anamorph.mechanisms.all_zero import AllZero
+from anamorph.mechanisms.dual_query import DualQuery
+from anamorph.mechanisms.fem import FEM
 from anamorph.mechanisms.gaussian import Gaussian
 from anamorph.mechanisms.mwem_pgm import MWEMPGM
 from anamorph.mechanisms.rap import RAP
@@ -199,6 +201,22 @@ def test_a_plan_says_how_memory_is_divided():
     assert (figures["queries"], figures["blocks"], figures["largest_block"]) == (4 * 27, 4, 27)
     with pytest.raises(ResourceError, match=r"memory \(0\.1 GB\) must be at least"):
         plan(SCHEMA, spec, made, BUDGET, neighbours="replace", rows=None, memory=10**8)
+
+
+@pytest.mark.parametrize(("mechanism", "named"), [(RAP(rounds=1), True), (FEM(), False)])
+def test_a_refusal_names_rows_to_mechanisms_that_have_them(mechanism, named):
+    with pytest.raises(ResourceError) as caught:
+        divide(10**6, mechanism, LARGE["small"])
+    assert ("--set rows" in str(caught.value)) == named
+
+
+def test_a_plan_of_a_game_counts_its_rounds():
+    def planned(rounds):
+        made = DualQuery(rounds=rounds, samples=3)
+        return plan(SCHEMA, "marginals:k=2", made, BUDGET, neighbours="replace", rows=None)["seconds_estimate"]
+
+    assert planned(41) == pytest.approx(4 * planned(11))  # the first round draws nothing
+    assert 0.1 < planned(11) < 10
 
 
 @pytest.mark.parametrize("mechanism", [Gaussian(), RAP(rounds=1), RAP(rounds=2, per_round=1, blocks=True)])

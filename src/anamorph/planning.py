@@ -61,9 +61,10 @@ def divide(memory: int, mechanism: Mechanism, workload: Workload) -> Memory:
     pieces = PIECE_CELLS
     while (needed := mechanism.memory(replace(workload, limit=pieces))) > memory - engine:
         if pieces == SMALLEST_PIECE:
+            fewer = " or fewer rows (--set rows=…)" if "rows" in description(mechanism) else ""
             raise ResourceError(
                 f"memory ({memory / 1e9:.3g} GB) must be at least {(needed + needed // 3) / 1e9:.3g} GB for this run: "
-                "allow more, or take a smaller workload, fewer rows (--set rows=…), or fewer measured blocks"
+                f"allow more, or take a smaller workload{fewer}"
             )
         pieces //= 2
     return Memory(memory, engine, pieces)
@@ -207,7 +208,7 @@ def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...], w
     A projection step costs about 8 ns for each of the `width` parameters of a row, and 150 ns for each measured cell of
     a whole marginal or 8 us for a single one (`auto`, whose rows are few and whose steps see a share of the cells, some
     0.18 ns for each row and cell); a selection of blocks 60 ns a query, of single queries 12 ms a block; a
-    noisy answer 0.4 us.
+    noisy answer 0.4 us; a round of a game, of which a draw is a part, 50 ms.
     """
     plain = description(mechanism)
     measured = [step for step in steps if step.kind == "measure"]
@@ -216,7 +217,7 @@ def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...], w
         passes = PASSES * plain["effort"] / 40
         return noise + passes * plain["rows"] * (1.8e-10 * sum(step.cells for step in measured) + 1.6e-8 * width)
     if "steps" not in plain:
-        return noise
+        return noise + 0.05 * sum(step.kind == "draw" for step in steps)
     whole = [step.blocks < step.cells for step in steps if step.kind == "select"]
     selections = sum(workload.cells * 6e-8 if block else workload.blocks * 1.2e-2 for block in whole)
     done, projection, times = 0, 0.0, plain["steps"] * plain.get("levels", 1)

@@ -57,10 +57,11 @@ def test_settings_of_too_many_rounds_or_none_are_left_out_and_known_runs_are_not
     assert store == {runs[3]: Found(3, 0.1, 0.2, 0.5), runs[1]: Found(7, 0.25, 0.5, 1.0)}
 
 
-def test_the_best_setting_has_the_least_median():
-    other = json.dumps({"rounds": "50", "samples": "25"})
+def test_the_best_setting_has_the_least_median_of_those_with_the_most_runs():
+    other, lucky = (json.dumps({"rounds": "50", "samples": samples}) for samples in ("25", "50"))
     store = {RUN._replace(seed=seed): Found(50, error, 0.5, 1.0) for seed, error in enumerate((0.1, 0.4, 0.3))}
-    store |= {RUN._replace(settings=other, seed=seed): Found(50, 0.2, 0.6, 1.0) for seed in range(2)}
+    store |= {RUN._replace(settings=other, seed=seed): Found(50, 0.2, 0.6, 1.0) for seed in range(3)}
+    store[RUN._replace(settings=lucky)] = Found(50, 0.02, 0.1, 1.0)
     store[RUN._replace(epsilon=1.0)] = Found(50, 0.01, 0.1, 1.0)
     found = game.best(store, "adult", 3, 0.5, "dqrs")
     assert found == {
@@ -68,8 +69,16 @@ def test_the_best_setting_has_the_least_median():
         "tv": pytest.approx(0.6),
         "rounds": 50,
         "settings": {"rounds": "50", "samples": "25"},
-        "runs": 2,
-        "tried": 2,
+        "runs": 3,
+        "tried": 3,
     }
     assert game.best(store, "adult", 3, 0.5, "rap") is None
     assert [(line["epsilon"], line["rap"]) for line in game.table(store)] == [(0.5, None), (1.0, None)]
+
+
+def test_the_best_settings_of_a_grid_are_run_again_with_all_seeds():
+    grid = [RUN._replace(mechanism="fem", settings=str(index)) for index in range(6)]
+    store = {run: Found(50, error, 0.5, 1.0) for run, error in zip(grid, (0.5, 0.1, 0.4, 0.2, 0.3), strict=False)}
+    store |= {RUN: Found(50, 0.01, 0.5, 1.0), grid[5]._replace(seed=1): Found(50, 0.01, 0.5, 1.0)}
+    found = game.again(store, [*grid, RUN])
+    assert found == [grid[index]._replace(seed=seed) for index in (1, 3, 4) for seed in game.SEEDS]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anamorph.errors import ParameterError
+from anamorph.errors import ParameterError, ResourceError
 from anamorph.models import conjunctions as conjunctions_module
 from anamorph.models import rows as oracle
 from anamorph.models.rows import Conjunctions, best_rows, climbed, program_of, reduced
@@ -388,12 +388,12 @@ def test_missing_packages_are_named(solver, module, package, monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools", None)
     monkeypatch.setitem(sys.modules, "highspy", None)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ParameterError, match=rf"{package} installed: pip install 'anamorph\[oracle\]'"):
+    with pytest.raises(ResourceError, match=rf"{package} must be installed .*: pip install 'anamorph\[oracle\]'"):
         best_rows(Conjunctions.none((2, 3)), np.zeros((1, 5)), solver=solver)
 
 
 @pytest.mark.parametrize(("solver", "other"), [("cp-sat", "highspy"), ("highs", "ortools")])
 def test_two_solvers_in_one_process_are_refused(solver, other, monkeypatch):
     monkeypatch.setitem(sys.modules, other, sys)
-    with pytest.raises(ParameterError, match=f"where {other} is loaded"):
+    with pytest.raises(ResourceError, match=f"where {other} is loaded"):
         best_rows(Conjunctions.none((2, 3)), np.zeros((1, 5)), solver=solver)

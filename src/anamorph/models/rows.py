@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anamorph.errors import ParameterError, require_positive
+from anamorph.errors import ParameterError, ResourceError, require_positive
 from anamorph.models.climbing import climbed
 from anamorph.models.conjunctions import Best, Codes, Conjunctions, Places, Reals, merged
 
@@ -91,12 +91,12 @@ def _module(solver: str) -> Any:  # noqa: ANN401
     """Returns the module of a solver, which is imported only now."""
     package, other = ("ortools", "highspy") if solver == "cp-sat" else ("highspy", "ortools")
     if sys.modules.get(other):  # each brings a libhighs.so.1 of its own, but a process loads one file of that name
-        raise ParameterError(f"solver ({solver!r}) must not be used where {other} is loaded: use a process for each")
+        raise ResourceError(f"solver ({solver!r}) must not be used where {other} is loaded: use a process for each")
     try:
         return importlib.import_module("ortools.sat.python.cp_model" if solver == "cp-sat" else package)
     except ImportError:
-        message = f"solver ({solver!r}) must have {package} installed: pip install 'anamorph[oracle]'"
-        raise ParameterError(message) from None
+        message = f"{package} must be installed for solver {solver!r}: pip install 'anamorph[oracle]'"
+        raise ResourceError(message) from None
 
 
 @dataclass(frozen=True)
