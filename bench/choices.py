@@ -24,7 +24,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from anamorph.curator.budget import Budget
+from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
 from anamorph.mechanisms.auto import Auto, chosen, planned, split, told
@@ -79,6 +79,7 @@ class Variant:
     """Of models/shrinking.py, by name; they are compiled into the steps."""
     workloads: tuple[str, ...] = WORKLOADS
     """Where it differs from `auto`."""
+    neighbours: Relation = "add-remove"
 
 
 def changed(change: Callable[[Aims, Sequence[Measurement]], Aims]) -> Variant:
@@ -94,6 +95,11 @@ def penalised(factor: Callable[[Sequence[Measurement]], float]) -> Variant:
 def largest_order_sigma(log: Sequence[Measurement]) -> float:
     """Returns the sigma of the measured marginals of the largest order, in counts: they share the budget alike."""
     return counted(log) * max((len(tally.features), sigma) for tally, _, sigma in whole_marginals(log))[1]
+
+
+def in_marginals(curator: Curator, workload: Workload) -> Workload:
+    """Returns the marginals that `auto` would measure were it not for residuals."""
+    return planned(workload, split(curator, workload))
 
 
 def up_to_pairs(curator: Curator, workload: Workload) -> Workload:
@@ -120,7 +126,7 @@ VARIANTS: dict[str, Variant] = {
     "uniform start": Variant(estimator=replace(AUTO, uniform=True)),
     "effort x 0.5": Variant(estimator=replace(AUTO, effort=AUTO.effort / 2)),
     "effort x 2": Variant(estimator=replace(AUTO, effort=AUTO.effort * 2)),
-    "no residuals": Variant(plan=lambda curator, workload: planned(workload, split(curator, workload))),
+    "no residuals": Variant(plan=in_marginals),
     "singles 0.1": Variant(plan=partial(measuring, singles=0.1)),
     "singles 0.3": Variant(plan=partial(measuring, singles=0.3)),
     "between 0.45": Variant(plan=partial(measuring, between=0.45), workloads=(TRIPLES,)),
@@ -130,6 +136,8 @@ VARIANTS: dict[str, Variant] = {
     "objective average": Variant(estimator=replace(AUTO, objective="average")),
     "no more where faint": Variant(constants={"FAINT": 0.0}),
     "usual Adam": Variant(estimator=replace(AUTO, rate=0.03), constants={"FORGET": 0.999, "FLOOR": 1.0}),
+    "rows replaced": Variant(neighbours="replace"),
+    "rows replaced, no residuals": Variant(neighbours="replace", plan=in_marginals),
 }
 
 
@@ -159,7 +167,7 @@ def measured(key: Key) -> Figures:
     workload = parse_workload(key.workload, rows.schema)
     begin = perf_counter()
     budget = Budget(epsilon=key.epsilon, delta=1 / rows.rows() ** 2)
-    curator = Curator(rows, budget, neighbours="add-remove", unsafe_seed=1000 + key.seed)
+    curator = Curator(rows, budget, neighbours=variant.neighbours, unsafe_seed=1000 + key.seed)
     log = (curator.measure(variant.plan(curator, workload), rho=curator.remaining),)
     model = variant.estimator.fit(workload.sizes, told(workload.sizes, log), seed=key.seed)
     seconds = perf_counter() - begin

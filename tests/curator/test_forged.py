@@ -82,7 +82,7 @@ def test_methods_of_an_object_are_not_asked(scales, tally):
     """What an object carries under the name of a method would be found before the method of its class."""
     honest = curator().measure(Pieces(Piece(MARGINAL, 0, 1), plain(tally)), rho=0.01)
     forged, called = type(tally)(**vars(tally)), []
-    for name in ("copied", "identities", "holds", "taken", "angles", "squared_sensitivity", "centred"):
+    for name in ("copied", "identities", "holds", "taken", "angles", "replaced", "centred"):
         vars(forged)[name] = lambda *_, name=name: called.append(name) or forged
     measured = curator().measure(Pieces(Piece(MARGINAL, 0, 1), plain(forged)), rho=0.01)
     assert called == []

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from anamorph.columns import Codes
 from anamorph.curator import curator as curator_module
+from anamorph.curator import residuals as residuals_module
 from anamorph.curator.budget import Budget, gaussian_sigma
 from anamorph.curator.curator import Curator
 from anamorph.curator.estimates import RelaxedTable
-from anamorph.curator.residuals import LARGEST, MOST_CELLS, Residual
+from anamorph.curator.residuals import LARGEST, MOST_CELLS, UNITS, Residual, joint
 from anamorph.curator.scores import AbsoluteError, L1Error, MaxError
 from anamorph.curator.tallies import AtLeast, GroupBy, check_tally, copied, count, scale, squared_sensitivity
 from anamorph.errors import ParameterError, WorkloadError
@@ -142,19 +143,19 @@ def test_the_sensitivity_of_one_residual_is_reached(tally):
     added = {Fraction(int(column @ column), tally.scale**2) for column in matrix.T}
     inner = matrix.T @ matrix
     replaced = np.diag(inner)[:, None] + np.diag(inner) - 2 * inner
-    assert added == {tally.squared_sensitivity("add-remove")} == {squared_sensitivity([tally], "add-remove")}
+    assert added == {tally.kappa} == {squared_sensitivity([tally], "add-remove")}
     most = Fraction(int(replaced.max()), tally.scale**2)
-    assert most == tally.squared_sensitivity("replace") == squared_sensitivity([tally], "replace")
+    assert most == tally.furthest == squared_sensitivity([tally], "replace")
 
 
 def test_the_sensitivity_by_hand():
     """Of one column with m values: (1 - 1/m), and 2. Of two: both parts differ in the column of fewer values."""
-    assert Residual((5,), (0,)).squared_sensitivity("add-remove") == Fraction(4, 5)
-    assert Residual((5,), (0,)).squared_sensitivity("replace") == 2
+    assert Residual((5,), (0,)).kappa == Fraction(4, 5)
+    assert Residual((5,), (0,)).furthest == 2
     for features in ((0, 1), (1, 0)):
-        assert Residual((5, 3), features).squared_sensitivity("add-remove") == Fraction(4 * 2, 5 * 3)
-        assert Residual((5, 3), features).squared_sensitivity("replace") == 2 * Fraction(4, 5)
-    assert Residual((2, 2), (0, 1)).squared_sensitivity("replace") == 1 == 4 * Fraction(1, 4)
+        assert Residual((5, 3), features).kappa == Fraction(4 * 2, 5 * 3)
+        assert Residual((5, 3), features).furthest == 2 * Fraction(4, 5)
+    assert Residual((2, 2), (0, 1)).furthest == 1 == 4 * Fraction(1, 4)
 
 
 SUBSETS = [features for k in (1, 2, 3) for features in itertools.permutations(range(3), k)]
@@ -182,6 +183,63 @@ def test_no_neighbour_moves_several_tallies_by_more(made):
     assert least == most == squared_sensitivity(tallies, "add-remove", weights)
     assert replaced <= squared_sensitivity(tallies, "replace", weights)
     assert isinstance(squared_sensitivity(tallies, "replace", weights), Fraction)
+
+
+def one_by_one(residuals):
+    return sum((weight * residual.furthest for residual, weight in residuals), start=Fraction(0))
+
+
+@st.composite
+def only_residuals(draw):
+    sizes = tuple(draw(st.lists(st.integers(2, 3), min_size=3, max_size=3)))
+    sets = draw(st.lists(st.sampled_from(SUBSETS), min_size=1, max_size=5, unique=True))
+    return [(Residual(sizes, features), draw(st.fractions(Fraction(1, 9), 9, max_denominator=9))) for features in sets]
+
+
+@given(only_residuals())
+@settings(max_examples=50, deadline=None)
+def test_some_replaced_row_moves_residuals_by_all_of_their_joint_sensitivity(made):
+    """But for the parts that are rounded up."""
+    _, _, replaced = moves(*zip(*made, strict=True))
+    assert replaced <= joint(made, "replace") <= replaced + one_by_one(made) * len(made) / UNITS
+
+
+@pytest.mark.parametrize(("most_columns", "most_features"), [(0, 6), (1, 6), (2, 6), (16, 1), (16, 2), (1, 2)])
+@given(made=only_residuals())
+@settings(max_examples=15, deadline=None)
+def test_columns_and_residuals_beyond_the_limits_are_taken_at_their_worst(made, most_columns, most_features):
+    _, _, replaced = moves(*zip(*made, strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(residuals_module, "MOST_COLUMNS", most_columns)
+        patch.setattr(residuals_module, "MOST_FEATURES", most_features)
+        assert replaced <= joint(made, "replace") <= one_by_one(made) * (1 + Fraction(len(made), UNITS))
+
+
+def test_the_joint_sensitivity_by_hand():
+    """A pair of binary columns is moved, by 4/4, where just one of them differs: s (16 - s) pairs of 16, at most 64."""
+    sizes = (2,) * 16
+    pairs = [(Residual(sizes, pair), Fraction(1)) for pair in itertools.combinations(range(16), 2)]
+    assert 64 <= joint(pairs, "replace") < 64 + Fraction(1, 10**9)
+    assert one_by_one(pairs) == 120
+    assert joint(pairs, "add-remove") == 120 * Fraction(1, 4)
+    assert joint([], "replace") == joint([], "add-remove") == 0
+
+
+def test_the_joint_sensitivity_of_many_columns():
+    """More than are tried together: no pair of rows reaches more, and it is less than one by one."""
+    generator = np.random.default_rng(3)
+    sizes = tuple(generator.integers(2, 6, 30).tolist())
+    sets = [f for k in (1, 2) for f in itertools.combinations(range(30), k)]
+    made = [(Residual(sizes, features), Fraction(1, len(features))) for features in sets]
+    bound = joint(made, "replace")
+    assert bound < one_by_one(made)
+    for share in np.linspace(0.1, 1, 40):
+        differ = generator.random(30) < share
+        factors = [
+            Fraction(-1, size) if other else Fraction(size - 1, size) for size, other in zip(sizes, differ, strict=True)
+        ]
+        products = [math.prod((factors[feature] for feature in features), start=Fraction(1)) for features in sets]
+        assert sum(2 * w * (r.kappa - p) for (r, w), p in zip(made, products, strict=True)) <= bound
 
 
 def test_counts_are_cut_where_the_numbers_would_overflow():
@@ -216,8 +274,11 @@ def test_no_number_overflows_whatever_the_counts(shape):
 class Posing(Residual):
     """A residual that says it moves less than it does."""
 
-    def squared_sensitivity(self, relation):
+    @property
+    def kappa(self):
         return Fraction(1, 10**6)
+
+    furthest = kappa
 
 
 WIDE = (3, 1, 4096, 2048, 2)
@@ -387,6 +448,14 @@ WEIGHTED = Workload(
 )
 
 
+def moved_by(tallies, weights, relation):
+    """The most that a neighbour moves residuals, and marginals beside them."""
+    paired = list(zip(tallies, weights, strict=True))
+    most = 2 if relation == "replace" else 1
+    apart = sum((most * weight for tally, weight in paired if not isinstance(tally, Residual)), start=Fraction(0))
+    return apart + moves(*zip(*((t, w) for t, w in paired if isinstance(t, Residual)), strict=True))[most]
+
+
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("rho", [0.01, 0.0123, 1 / 300, 0.0071, 0.000917])
 def test_the_noise_is_rounded_up_in_the_unit_of_each_tally(sigmas, relation, rho):
@@ -398,17 +467,15 @@ def test_the_noise_is_rounded_up_in_the_unit_of_each_tally(sigmas, relation, rho
     pieces = list(WEIGHTED.pieces())
     units = [3, 12, 1, 1, 24]
     assert [scale(piece.tally) for piece in pieces] == units
-    alone = {
-        "replace": [Fraction(2), 2 * Fraction(3, 4), Fraction(2), Fraction(2), 2 * Fraction(2 * 3, 3 * 4)],
-        "add-remove": [Fraction(2, 3), Fraction(2 * 3, 3 * 4), Fraction(1), Fraction(1), Fraction(2 * 3, 3 * 2 * 4)],
-    }[relation]
-    squared = sum(piece.weight * part for piece, part in zip(pieces, alone, strict=True))
+    tallies = [piece.tally for piece in pieces]
+    exact = moved_by(tallies, [piece.weight for piece in pieces], relation)
+    squared = squared_sensitivity(tallies, relation, [piece.weight for piece in pieces])
+    assert exact <= squared <= exact * (1 + Fraction(1, 10**12))
     for piece, unit, found in zip(pieces, units, sigmas, strict=True):
         wanted = Fraction(gaussian_sigma(squared / piece.weight, rho)) * unit
         assert Fraction(math.nextafter(found, 0)) < wanted <= Fraction(found)
-    cost = sum(
-        part / (2 * (Fraction(sigma) / unit) ** 2) for part, sigma, unit in zip(alone, sigmas, units, strict=True)
-    )
+    precisions = [1 / (Fraction(sigma) / unit) ** 2 for sigma, unit in zip(sigmas, units, strict=True)]
+    cost = moved_by(tallies, precisions, relation) / 2
     assert cost <= Fraction(rho)
     assert float(cost) == pytest.approx(rho, rel=1e-12)
     assert measurement.sigma == pytest.approx(np.array(sigmas) / units / total, rel=1e-14)

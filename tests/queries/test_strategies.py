@@ -99,7 +99,7 @@ def test_no_precisions_of_residuals_at_the_same_cost_do_better(design, seed):
     """Far away and near by; the cost of a residual is what one row added moves."""
     generator = np.random.default_rng(seed)
     weights = design.weights()
-    cost = np.array([float(Residual(design.sizes, f).squared_sensitivity("add-remove")) for f in design.sets])
+    cost = np.array([float(Residual(design.sizes, f).kappa) for f in design.sets])
     assert design.kappa == pytest.approx(cost)
     best = design.residual_precisions(weights)
     assert best @ cost == pytest.approx(1)
@@ -248,7 +248,7 @@ def test_a_precision_next_to_nothing_is_measured_all_the_same():
 @pytest.mark.parametrize("residuals", [True, False])
 @pytest.mark.parametrize("name", ["pairs", "weights", "orders"])
 def test_predicted_variances_are_those_of_a_real_measurement(name, residuals, relation):
-    """Precisions t at a cost of sum t s are those of rho = 1/2: for another rho, times 2 rho / sum t s."""
+    """Precisions t at a cost of s are those of rho = 1/2: for another rho, times 2 rho / s."""
     sizes, asked = ASKED[name]
     design, made = Design(sizes, asked), strategy(sizes, asked, residuals=residuals)
     schema = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(sizes)))
@@ -260,11 +260,12 @@ def test_predicted_variances_are_those_of_a_real_measurement(name, residuals, re
     found = least_squares(sizes, (curator.measure(workload, rho=rho),))
     pieces = list(workload.pieces(WHOLE))
     precisions = np.array([made.precisions.get(features, 0.0) for features in design.sets])
-    cost = sum(
-        made.precisions[piece.tally.features] * float(squared_sensitivity([piece.tally], relation)) for piece in pieces
-    )
+    weights = [Fraction(made.precisions[piece.tally.features]) for piece in pieces]
+    cost = float(squared_sensitivity([piece.tally for piece in pieces], relation, weights))
     if relation == "add-remove" or not residuals:
         assert cost == pytest.approx(1 if relation == "add-remove" else 2, rel=1e-4)
+    else:
+        assert 2 <= cost < 2.5
     predicted = design.variances(precisions if residuals else precisions @ design.reach) * cost / (2 * rho)
     for features, variance in zip(asked, predicted, strict=True):
         cell = np.zeros([sizes[feature] for feature in features])

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from anamorph.curator.bands import Bands, band_counts, is_bands
 from anamorph.curator.cosines import Cosines, cosine_sums, is_cosines, squared_length
-from anamorph.curator.residuals import MOST_CELLS, Residual
+from anamorph.curator.residuals import MOST_CELLS, Residual, joint
 from anamorph.curator.rowwise import RowFunction, Rowwise, sums
 from anamorph.curator.scores import GRID
 from anamorph.curator.where import Where, is_where, where_counts
@@ -207,7 +207,9 @@ class Settled(NamedTuple):
     weight: Fraction
 
 
-Block = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise | Residual | Test | Circles
+Alone = tuple[tuple[int, ...], tuple[int, ...], int] | Rowwise | Test | Circles
+"""Blocks whose sensitivities add up."""
+Block = Alone | Residual
 """What numbers of several tallies may share: (sizes, features, how many must agree), a function, or one of the rest."""
 
 
@@ -302,14 +304,18 @@ def squared_sensitivity(
     this module.
     It holds only if no number is asked twice of one block, so that is refused.
     """
-    found = numbers_asked(tallies, weights or [Fraction(1)] * len(tallies)).items()
-    return sum((weight * moved(block, asked, relation) for (block, weight), asked in found), start=Fraction(0))
+    found = numbers_asked(tallies, weights or [Fraction(1)] * len(tallies))
+    residuals = [(block, weight) for block, weight in found if isinstance(block, Residual)]
+    others = [
+        weight * moved(block, asked, relation)
+        for (block, weight), asked in found.items()
+        if not isinstance(block, Residual)
+    ]
+    return sum(others, start=joint(residuals, relation))
 
 
-def moved(block: Block, asked: int, relation: Relation) -> Fraction | int:
+def moved(block: Alone, asked: int, relation: Relation) -> Fraction | int:
     """Returns the squared L2 sensitivity of some of the numbers of one block, in counts."""
-    if isinstance(block, Residual):
-        return block.squared_sensitivity(relation)
     if isinstance(block, Circles):
         return squared_length(block.frequencies, relation)
     most = 1 if relation == "add-remove" else 2
