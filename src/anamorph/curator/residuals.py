@@ -8,7 +8,8 @@ The residual of a set of features A is the marginal over A, centred along every 
 Residuals of different sets are orthogonal: nothing is measured twice, and a row that is added or removed moves r_A by
 a column of P_A only, of squared length kappa_A = prod of (m_i - 1) / m_i, below 1. A row that is replaced moves it by
 2 (kappa_A - p_A), p_A the product of 1 - 1 / m_i over the features in which the two rows agree and of -1 / m_i over
-the others: no two rows move every residual as much as one can be moved (`joint`; PROOFS.md, section 17).
+the others. Where residuals overlap, no two rows move all of them as much as each can be moved (`joint`; PROOFS.md,
+section 17).
 
 Numbers are counted in units of 1 / prod m_i, in which they are whole: prod m_i * P_A has whole entries.
 
@@ -18,8 +19,11 @@ Reference: Xiao, He, Zhang & Kifer 2023 (ResidualPlanner), section 4 and its dis
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -30,14 +34,16 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from anamorph.curator.budget import Relation
 
+Integers = NDArray[np.int64]
+
 MOST_CELLS = 1 << 23
 """The most cells of one residual."""
 
-LARGEST = 1 << 62
-"""What no number exceeds on the way."""
+MOST_COLUMNS = 16
+"""Of how many columns all ways are tried in which two rows can differ."""
 
-MOST_COLUMNS, MOST_FEATURES = 16, 6
-"""Of how many columns two rows are taken to agree or not together, and in residuals of how many features at most."""
+GROUPS, GROUP, MOST_FEATURES = 400, 12, 6
+"""Of more columns: groups of some of them, how many there are in one, and the most features of a residual in one."""
 
 UNITS = 1 << 50
 """Into how many parts a bound is divided; parts are rounded up."""
@@ -67,11 +73,6 @@ class Residual:
         return self.cells
 
     @property
-    def most(self) -> int:
-        """The most rows that a cell counts: an axis of size m makes numbers larger by a factor of 2 (m - 1) at most."""
-        return LARGEST // math.prod(2 * (size - 1) for size in self.shape)
-
-    @property
     def sets(self) -> tuple[tuple[int, ...], ...]:
         """The feature sets to group by."""
         return (self.features,)
@@ -90,14 +91,18 @@ class Residual:
         """The largest squared L2 norm of what one replaced row changes, in counts."""
         return 2 * self.kappa * Fraction(min(self.shape), min(self.shape) - 1)
 
-    def replaced(self) -> NDArray[np.object_]:
-        """Returns what one replaced row changes for each set of features in which the rows differ: 1 on its axes."""
-        axes = [np.array([Fraction(size - 1, size), Fraction(-1, size)]) for size in self.shape]
-        return 2 * (self.kappa - functools.reduce(np.multiply.outer, axes))
+    def replaced(self, factor: Fraction) -> Integers:
+        """Returns the squared L2 norm, times a factor, rounded up, of what one replaced row changes.
 
-    def centred(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers of the residual from the cells of the marginal."""
-        numbers = np.minimum(counts, self.most).reshape(self.shape)
+        It has an axis for each feature: 0 where the two rows agree in it, and 1 where they differ.
+        """
+        axes = [np.array([Fraction(size - 1, size), Fraction(-1, size)]) for size in self.shape]
+        changes = 2 * factor * (self.kappa - functools.reduce(np.multiply.outer, axes))
+        return np.array([math.ceil(change) for change in changes.flat], np.int64).reshape(changes.shape)
+
+    def centred(self, counts: Integers) -> Integers:
+        """Returns the numbers of the residual from the cells of the marginal, modulo 2^64."""
+        numbers = counts.reshape(self.shape)
         for axis, size in enumerate(self.shape):
             numbers = size * numbers - numbers.sum(axis=axis, keepdims=True)
         return numbers.ravel()
@@ -106,22 +111,39 @@ class Residual:
 def joint(residuals: Sequence[tuple[Residual, Fraction]], relation: Relation) -> Fraction:
     """Returns a bound on the squared L2 sensitivity of residuals together, each scaled by the root of its weight.
 
-    Of a replaced row all ways are tried in which it differs in the `MOST_COLUMNS` columns of the fewest values; of the
-    other columns each residual has the worst, as a residual of more than `MOST_FEATURES` has of all.
+    Where a row is replaced, each residual is shared out evenly among the groups of columns that hold its features, and
+    a group is moved as far as any two rows move it; a residual that no group holds, as far as any two rows move that.
     """
     if relation == "add-remove":
         return sum((weight * residual.kappa for residual, weight in residuals), start=Fraction(0))
-    values = {f: size for residual, _ in residuals for f, size in zip(residual.features, residual.shape, strict=True)}
-    columns = sorted(values, key=lambda feature: (values[feature], feature))[:MOST_COLUMNS]
     unit = sum((weight * residual.furthest for residual, weight in residuals), start=Fraction(0)) / UNITS
-    moved, everywhere = np.zeros((2,) * len(columns), np.int64), 0
-    for residual, weight in residuals:
-        if len(residual.features) > MOST_FEATURES:
-            everywhere += math.ceil(weight * residual.furthest / unit)
-            continue
-        worst = residual.replaced().max(axis=tuple(a for a, f in enumerate(residual.features) if f not in columns))
-        parts = np.array([math.ceil(weight * change / unit) for change in np.ravel(worst)], np.int64)
-        places = [columns.index(feature) for feature in residual.features if feature in columns]
-        upright = parts.reshape((2,) * len(places)).transpose(np.argsort(places))
+    small = [(one.features, one.replaced(w / unit)) for one, w in residuals if len(one.features) <= MOST_FEATURES]
+    groups = together({feature for features, _ in small for feature in features})
+    held = [[place for place, (features, _) in enumerate(small) if group.issuperset(features)] for group in groups]
+    times = Counter(itertools.chain.from_iterable(held))
+    parts = sum(math.ceil(w * one.furthest / unit) for one, w in residuals if len(one.features) > MOST_FEATURES)
+    parts += sum(int(changes.max()) for place, (_, changes) in enumerate(small) if place not in times)
+    for group, places in zip(groups, held, strict=True):
+        parts += furthest(sorted(group), [(small[place][0], -(-small[place][1] // times[place])) for place in places])
+    return unit * parts
+
+
+def together(columns: Collection[int]) -> list[frozenset[int]]:
+    """Returns groups of columns: one of all, if they are few; else some that follow from their numbers alone."""
+    if len(columns) <= MOST_COLUMNS:
+        return [frozenset(columns)]
+
+    def order(group: int) -> Callable[[int], bytes]:
+        return lambda column: hashlib.sha256(f"{group} {column}".encode()).digest()
+
+    return [frozenset(sorted(columns, key=order(group))[:GROUP]) for group in range(GROUPS)]
+
+
+def furthest(columns: list[int], residuals: Iterable[tuple[tuple[int, ...], Integers]]) -> int:
+    """Returns the most that two rows move residuals of some columns by together."""
+    moved = np.zeros((2,) * len(columns), np.int64)
+    for features, changes in residuals:
+        places = [columns.index(feature) for feature in features]
+        upright = changes.transpose(np.argsort(places))
         moved += upright.reshape([2 if place in places else 1 for place in range(len(columns))])
-    return unit * (everywhere + int(moved.max()))
+    return int(moved.max())

@@ -17,7 +17,7 @@ times of each. The same budget may go to residuals (queries/strategies.py), whic
 inside others have of it goes to what they tell, and what the largest have to what serves all of these best, as
 ResidualPlanner has it. If that leaves at most `WORTH` of the variance of the cells asked for, residuals are measured,
 and fitted as the marginals that follow from them by least squares; of columns with two values half of the variance
-goes. Where rows are replaced, a marginal costs twice as much, and residuals together 2.0 to 2.3 times.
+goes. Where rows are replaced, a marginal costs twice as much; residuals that overlap cost little more than that.
 
 *Adaptivity.* Nothing is selected. A whole marginal costs the same however many cells it has, and a selection costs as
 much as a measurement and gives no answer; whichever marginal a selection would name is measured here anyway, and the

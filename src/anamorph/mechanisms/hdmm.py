@@ -4,7 +4,7 @@
 
 where a strategy is a precision for every marginal inside one that is asked (`strategy` "marginals", the paper's OPT_M),
 or for every residual (`strategy` "residuals": ResidualPlanner, optimal where one row is added or removed; where rows
-are replaced residuals cost 2.0 to 2.3 times as much and marginals twice). See queries/strategies.py.
+are replaced a marginal costs twice as much, and residuals twice to four times). See queries/strategies.py.
 
 Answers, by `inference`: "least-squares", unbiased, with known noise, and no rows; "local" (HDMM+LLS), where in addition
 no cell is below 0; "graphical" (HDMM+PGM), a graphical model, with rows, if the junction tree of the workload is small.

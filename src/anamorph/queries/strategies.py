@@ -1,7 +1,8 @@
 """Strategies: which marginals, or residuals of marginals, to measure, and how well each, for a workload of marginals.
 
-What is measured with precision t_A in each cell costs rho = 1/2 sum of t_A s_A, s_A its squared sensitivity, and least
-squares answers a cell of a marginal A with the variance (models/least_squares.py)
+What is measured with precision t_A in each cell costs rho = 1/2 sum of t_A s_A, s_A its squared sensitivity (where
+rows are replaced residuals together cost less: curator/residuals.py), and least squares answers a cell of a marginal A
+with the variance (models/least_squares.py)
 
     Var_A = sum over B within A of kappa_B / (lambda_B prod over A less B of m^2), kappa_B = prod over B of (m - 1) / m,
 
