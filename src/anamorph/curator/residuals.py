@@ -124,7 +124,7 @@ def joint(residuals: Sequence[tuple[Residual, Fraction]], relation: Relation) ->
     parts = sum(math.ceil(w * one.furthest / unit) for one, w in residuals if len(one.features) > MOST_FEATURES)
     parts += sum(int(changes.max()) for place, (_, changes) in enumerate(small) if place not in times)
     for group, places in zip(groups, held, strict=True):
-        parts += furthest(sorted(group), [(small[place][0], -(-small[place][1] // times[place])) for place in places])
+        parts += most_moved(sorted(group), [(small[place][0], -(-small[place][1] // times[place])) for place in places])
     return unit * parts
 
 
@@ -139,7 +139,7 @@ def together(columns: Collection[int]) -> list[frozenset[int]]:
     return [frozenset(sorted(columns, key=order(group))[:GROUP]) for group in range(GROUPS)]
 
 
-def furthest(columns: list[int], residuals: Iterable[tuple[tuple[int, ...], Integers]]) -> int:
+def most_moved(columns: list[int], residuals: Iterable[tuple[tuple[int, ...], Integers]]) -> int:
     """Returns the most that two rows move residuals of some columns by together."""
     moved = np.zeros((2,) * len(columns), np.int64)
     for features, changes in residuals:
