@@ -1,9 +1,9 @@
 """Each choice of `auto` against what else it could have been. NOT PRIVATE: true errors, and noise that can be foretold.
 
-`make choices` runs `auto` as it is and variants that change one thing each, on the same noise where the same is
-measured (`unsafe_seed` is 1000 + the seed), with five seeds. Each run is added to `bench/results/choices.csv` when it
-ends; one that is there is not run again: delete the file after `auto` has changed. Then `choices.md` has the variants'
-errors relative to those of `auto`. The seconds of a first seed have compilation in them.
+`make choices` runs `auto`, `auto` with 256 rows, and variants of the latter that change one thing each, on the same
+noise where the same is measured (`unsafe_seed` is 1000 + the seed), with five seeds. Each run is added to
+`bench/results/choices.csv` when it ends; one that is there is not run again: delete the file after `auto` has changed.
+Then `choices.md` has the errors relative to those with 256 rows. The seconds of a first seed have compilation in them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Varied(ShrinkingProjection):
         return super().begin(layout, () if self.uniform else measurements, seed)
 
 
-AUTO = Varied(rows=Auto().rows, effort=Auto().effort, objective=Auto().objective)
+FIXED = Varied(rows=256, effort=Auto().effort, objective=Auto().objective)
+"""`auto` but for its rows: a number of its own for each noise would blur what else is changed."""
 
 
 def measuring(curator: Curator, workload: Workload, **shares: float) -> Workload:
@@ -73,7 +74,7 @@ def measuring(curator: Curator, workload: Workload, **shares: float) -> Workload
 class Variant:
     """`auto` with one choice made otherwise."""
 
-    estimator: ShrinkingProjection = AUTO
+    estimator: ShrinkingProjection = FIXED
     plan: Callable[[Curator, Workload], Workload] = measuring
     constants: dict[str, float] = field(default_factory=dict)
     """Of models/shrinking.py, by name; they are compiled into the steps."""
@@ -84,7 +85,7 @@ class Variant:
 
 def changed(change: Callable[[Aims, Sequence[Measurement]], Aims]) -> Variant:
     """Returns a variant with other aims."""
-    return Variant(estimator=replace(AUTO, change=change))
+    return Variant(estimator=replace(FIXED, change=change))
 
 
 def penalised(factor: Callable[[Sequence[Measurement]], float]) -> Variant:
@@ -110,8 +111,12 @@ def up_to_pairs(curator: Curator, workload: Workload) -> Workload:
     return measuring(curator, replace(workload, parts=(pairs,)))
 
 
+BASE = "256 rows"
+"""What all are compared with."""
+
 VARIANTS: dict[str, Variant] = {
-    "auto": Variant(),
+    BASE: Variant(),
+    "auto": Variant(estimator=replace(FIXED, rows=Auto().rows)),
     "no penalty": penalised(lambda _: 0.0),
     "strength x 0.5": penalised(lambda _: 0.5),
     "strength x 2": penalised(lambda _: 2.0),
@@ -120,22 +125,22 @@ VARIANTS: dict[str, Variant] = {
     "sigma of a marginal": penalised(lambda log: 4 * noise(log).sigma / largest_order_sigma(log)),
     "no tail": changed(lambda aims, _: aims._replace(tail=aims.tail._replace(weight=0.0))),
     "reach 2": changed(lambda aims, log: aims._replace(tail=aims.tail._replace(reach=2 / math.sqrt(counted(log))))),
-    "64 rows": Variant(estimator=replace(AUTO, rows=64)),
-    "1024 rows": Variant(estimator=replace(AUTO, rows=1024)),
-    "start 0.3": Variant(estimator=replace(AUTO, start=0.3)),
-    "uniform start": Variant(estimator=replace(AUTO, uniform=True)),
-    "effort x 0.5": Variant(estimator=replace(AUTO, effort=AUTO.effort / 2)),
-    "effort x 2": Variant(estimator=replace(AUTO, effort=AUTO.effort * 2)),
+    "64 rows": Variant(estimator=replace(FIXED, rows=64)),
+    "1024 rows": Variant(estimator=replace(FIXED, rows=1024)),
+    "start 0.3": Variant(estimator=replace(FIXED, start=0.3)),
+    "uniform start": Variant(estimator=replace(FIXED, uniform=True)),
+    "effort x 0.5": Variant(estimator=replace(FIXED, effort=FIXED.effort / 2)),
+    "effort x 2": Variant(estimator=replace(FIXED, effort=FIXED.effort * 2)),
     "no residuals": Variant(plan=in_marginals),
     "singles 0.1": Variant(plan=partial(measuring, singles=0.1)),
     "singles 0.3": Variant(plan=partial(measuring, singles=0.3)),
     "between 0.45": Variant(plan=partial(measuring, between=0.45), workloads=(TRIPLES,)),
     "largest order only": Variant(plan=lambda _, workload: workload),
     "orders 1 and 2": Variant(plan=up_to_pairs, workloads=(TRIPLES,)),
-    "objective max": Variant(estimator=replace(AUTO, objective="max")),
-    "objective average": Variant(estimator=replace(AUTO, objective="average")),
+    "objective max": Variant(estimator=replace(FIXED, objective="max")),
+    "objective average": Variant(estimator=replace(FIXED, objective="average")),
     "no more where faint": Variant(constants={"FAINT": 0.0}),
-    "usual Adam": Variant(estimator=replace(AUTO, rate=0.03), constants={"FORGET": 0.999, "FLOOR": 1.0}),
+    "usual Adam": Variant(estimator=replace(FIXED, rate=0.03), constants={"FORGET": 0.999, "FLOOR": 1.0}),
     "rows replaced": Variant(neighbours="replace"),
     "rows replaced, no residuals": Variant(neighbours="replace", plan=in_marginals),
 }
@@ -210,17 +215,17 @@ def add(path: Path, key: Key, figures: Figures) -> None:
 
 
 def ratios(runs: Runs, keys: Iterable[Key]) -> Figures | None:
-    """Returns the medians of a variant over those of `auto` with the same seeds, their geometric mean over cells."""
+    """Returns the medians of a variant over those of `BASE` with the same seeds, their geometric mean over cells."""
     logarithms = []
     for cell in keys:
-        pairs = [(cell._replace(seed=seed), cell._replace(seed=seed, variant="auto")) for seed in SEEDS]
+        pairs = [(cell._replace(seed=seed), cell._replace(seed=seed, variant=BASE)) for seed in SEEDS]
         if both := [(runs[theirs], runs[ours]) for theirs, ours in pairs if theirs in runs and ours in runs]:
             logarithms.append(-np.diff(np.log(np.median(both, axis=0)), axis=0)[0])
     return tuple(np.exp(np.mean(logarithms, axis=0)).tolist()) if logarithms else None
 
 
 def table(runs: Runs, data: Sequence[str]) -> str:
-    """Returns a table in Markdown: a line for each variant, max and tv over those of `auto`, means over data sets."""
+    """Returns a table in Markdown: a line for each variant, max and tv over those of `BASE`, means over data sets."""
     cells = list(itertools.product(WORKLOADS, EPSILONS))
     heads = ["variant", *(f"`{workload}` {epsilon:g}" for workload, epsilon in cells), "all", "seconds"]
     lines = [heads, ["---"] * len(heads)]
@@ -235,7 +240,7 @@ def table(runs: Runs, data: Sequence[str]) -> str:
 def summary(runs: Runs) -> str:
     """Returns the table of all data sets, and that of each."""
     data = [name for name in DATA if any(key.data == name for key in runs)]
-    text = "Errors of variants over those of `auto`: max / tv, medians over seeds; below 1 the variant is better."
+    text = f"Errors over those of `auto` with {BASE}: max / tv, medians over seeds; below 1 the variant is better."
     titles = {f"{', '.join(data)}: geometric means": data} | {name: [name] for name in data}
     return "\n\n".join([text, *(f"## {title}\n\n{table(runs, names)}" for title, names in titles.items())]) + "\n"
 

@@ -27,6 +27,9 @@ SMALLEST_PIECE = 1 << 14
 PASSES = 200
 """About how often `auto` compares with every measured answer."""
 
+USUAL_ROWS = 256
+"""About how many relaxed rows `auto` has, which depends on the noise."""
+
 LONGEST = 20
 """The most characters of a size."""
 
@@ -214,8 +217,8 @@ def seconds(mechanism: Mechanism, workload: Workload, steps: tuple[Step, ...], w
     measured = [step for step in steps if step.kind == "measure"]
     noise = 4e-7 * sum(step.cells for step in measured)
     if "effort" in plain:
-        passes = PASSES * plain["effort"] / 40
-        return noise + passes * plain["rows"] * (1.8e-10 * sum(step.cells for step in measured) + 1.6e-8 * width)
+        passes, rows = PASSES * plain["effort"] / 40, plain["rows"] or USUAL_ROWS
+        return noise + passes * rows * (1.8e-10 * sum(step.cells for step in measured) + 1.6e-8 * width)
     if "steps" not in plain:
         return noise + 0.05 * sum(step.kind == "draw" for step in steps)
     whole = [step.blocks < step.cells for step in steps if step.kind == "select"]

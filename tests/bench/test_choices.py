@@ -101,7 +101,7 @@ def test_the_penalty_need_not_grow_where_answers_are_faint(toy):
 def test_a_uniform_start_knows_no_one_way_marginals(toy):
     log, layout = log_of(toy, "auto"), shrinking.Layout(SCHEMA.sizes)
     begun = {name: choices.VARIANTS[name].estimator.begin(layout, log, 0) for name in ("auto", "uniform start")}
-    plain = choices.AUTO.begin(layout, (), 0)
+    plain = choices.FIXED.begin(layout, (), 0)
     for uniform, ours, expected in zip(begun["uniform start"].free, begun["auto"].free, plain.free, strict=True):
         np.testing.assert_array_equal(uniform, expected)
         assert not np.array_equal(ours, expected)
@@ -201,7 +201,7 @@ def runs(variant, figures, **parts) -> choices.Runs:
 
 
 def test_ratios_are_of_medians_over_the_seeds_of_both():
-    ours = runs("auto", [(1.0, 10.0, 2.0), (2.0, 20.0, 2.0), (3.0, 30.0, 2.0), (100.0, 1.0, 9.0)])
+    ours = runs(choices.BASE, [(1.0, 10.0, 2.0), (2.0, 20.0, 2.0), (3.0, 30.0, 2.0), (100.0, 1.0, 9.0)])
     theirs = runs("no tail", [(2.0, 5.0, 4.0), (3.0, 10.0, 4.0), (9.0, 15.0, 4.0)])
     cell = KEY._replace(variant="no tail")
     assert choices.ratios(ours | theirs, [cell]) == pytest.approx((1.5, 0.5, 2.0))
@@ -210,8 +210,8 @@ def test_ratios_are_of_medians_over_the_seeds_of_both():
 
 
 def test_ratios_of_cells_have_a_geometric_mean():
-    both = runs("auto", [(1.0, 1.0, 1.0)]) | runs("no tail", [(4.0, 1.0, 1.0)])
-    other = runs("auto", [(2.0, 1.0, 1.0)], data="titanic") | runs("no tail", [(2.0, 9.0, 1.0)], data="titanic")
+    both = runs(choices.BASE, [(1.0, 1.0, 1.0)]) | runs("no tail", [(4.0, 1.0, 1.0)])
+    other = runs(choices.BASE, [(2.0, 1.0, 1.0)], data="titanic") | runs("no tail", [(2.0, 9.0, 1.0)], data="titanic")
     cells = [KEY._replace(variant="no tail", data=name) for name in choices.DATA]
     assert choices.ratios(both | other, cells) == pytest.approx((2.0, 3.0, 1.0))
 
@@ -219,7 +219,7 @@ def test_ratios_of_cells_have_a_geometric_mean():
 def test_the_summary_has_a_table_of_all_and_one_of_each(tmp_path, capsys):
     for name, largest in (("nltcs", 4.0), ("titanic", 1.0)):
         for key, figures in (
-            runs("auto", [(1.0, 1.0, 1.0)], data=name) | runs("no tail", [(largest, 0.5, 3.0)], data=name)
+            runs(choices.BASE, [(1.0, 1.0, 1.0)], data=name) | runs("no tail", [(largest, 0.5, 3.0)], data=name)
         ).items():
             choices.add(tmp_path / "choices.csv", key, figures)
     choices.main(["--summary", "--folder", str(tmp_path)])

@@ -344,7 +344,8 @@ def test_memory_grows_with_the_workload_and_the_rows():
         Auto().memory(marginals(*sets, sizes=large, limit=1 << 10)) for sets in ([(0, 1, 2)], [(0, 1), (1, 2)])
     )
     assert whole - pairs > 8 * 10**6
-    assert Auto(rows=512).memory(PAIRS) - Auto().memory(PAIRS) >= 4 * 4 * 256 * sum(SIZES)
+    assert Auto(rows=512).memory(PAIRS) - Auto(rows=256).memory(PAIRS) >= 4 * 4 * 256 * sum(SIZES)
+    assert Auto().memory(PAIRS) == Auto(rows=512).memory(PAIRS), "the most that there may be"
     left, right = (Auto().memory(marginals((0, 1, 2), sizes=large, limit=1 << power)) for power in (12, 16))
     assert left < right
 
@@ -682,7 +683,7 @@ def test_small_schemas_and_workloads(sizes, sets):
     ("setting", "message"),
     [
         ({"objective": "median"}, r"objective \('median'\) must be one of balanced, max, average"),
-        ({"rows": "0"}, r"rows \(0\) must be a whole number of at least 1"),
+        ({"rows": "-1"}, r"rows \(-1\) must be a whole number of at least 1"),
         ({"rows": "x"}, r"rows \('x'\) must be a whole number"),
         ({"effort": "0"}, r"effort \(0.0\) must be above 0 and at most 10000.0"),
         ({"effort": "-1"}, r"effort \(-1.0\) must be above 0"),

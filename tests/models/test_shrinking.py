@@ -29,6 +29,7 @@ from anamorph.models.shrinking import (
     ShrinkingProjection,
     counted,
     descend,
+    fitting_rows,
     noise,
     objective,
     reveal,
@@ -133,6 +134,27 @@ def test_the_noise_is_that_of_the_curator(neighbours, squared):
     assert noise(log).sigma == pytest.approx(each / math.sqrt(2))
     assert noise(log).crowding == pytest.approx((6 + 12 + 8) / 3 * each / curator.total)
     assert (curator.total == 500) == (neighbours == "replace")
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rows"),
+    [(1e9, 64), (16.0, 64), (15.9, 128), (4.0, 128), (3.9, 256), (1.0, 256), (0.9, 512), (0.1, 512), (1e-9, 512)],
+)
+def test_there_are_as_many_rows_as_the_noise_lets_them_tell(sigma, rows):
+    triple = marginals((0, 1, 2))
+    heard = [measured(triple, sigma, total=4096.0)]
+    assert fitting_rows(heard) == rows
+    layout = Layout(SIZES)
+    assert ShrinkingProjection().begin(layout, heard, 0).rows.shape == (rows,)
+    assert ShrinkingProjection(rows=7).begin(layout, heard, 0).rows.shape == (7,)
+
+
+@pytest.mark.parametrize(("room", "rows"), [(512 * 24, 512), (512 * 24 - 1, 256), (100 * 24, 64), (24, 64), (0, 64)])
+def test_there_are_fewer_rows_where_cells_are_many(monkeypatch, room, rows):
+    monkeypatch.setattr(shrinking, "ROOM", room)
+    assert fitting_rows([measured(marginals((0, 1, 2)), 0.1, total=4096.0)]) == rows
+    twice = [measured(marginals((0, 1), (2,)), 1.0, 1.0), measured(marginals((0, 2), (1,)), 0.1, 0.1, total=4096.0)]
+    assert fitting_rows(twice) == rows, "10 and 14 cells"
 
 
 @pytest.mark.parametrize(("total", "rows"), [(0.25, 1.0), (1.0, 1.0), (37.5, 37.5)])

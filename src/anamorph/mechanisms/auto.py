@@ -54,7 +54,7 @@ from anamorph.errors import ParameterError, require_positive
 from anamorph.mechanisms.mechanism import Step, description, release
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.models.least_squares import as_marginals
-from anamorph.models.shrinking import Objective, ShrinkingProjection
+from anamorph.models.shrinking import MOST_ROWS, Objective, ShrinkingProjection
 from anamorph.models.tiles import tile_bytes
 from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Cells, Marginals
@@ -98,15 +98,16 @@ class Auto:
     native: ClassVar[bool] = True
     objective: Objective = "balanced"
     """What matters: `max`, `average`, or `balanced`, which is both."""
-    rows: int = 256
-    """n', the number of relaxed rows."""
+    rows: int = 0
+    """n', the number of relaxed rows; 0: as many as the noise lets them tell."""
     effort: float = 40.0
     """How many steps the fit takes, in relation to what the noise lets them tell."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
             raise ParameterError(f"objective ({self.objective!r}) must be one of {', '.join(get_args(Objective))}")
-        require_positive("rows", self.rows)
+        if self.rows:
+            require_positive("rows", self.rows)
         if not 0 < self.effort <= MOST_EFFORT:
             raise ParameterError(f"effort ({self.effort!r}) must be above 0 and at most {MOST_EFFORT}")
 
@@ -125,7 +126,7 @@ class Auto:
         """Returns the bytes of what is measured, of its tiles, and of the rows with their optimiser and gradient."""
         if asks_numbers(workload):
             return RAPPlusPlus().memory(workload)
-        table, queries = 4 * sum(workload.sizes) * self.rows, planned(workload)
+        table, queries = 4 * sum(workload.sizes) * (self.rows or MOST_ROWS), planned(workload)
         sets = tuple(features for part in queries.parts if isinstance(part, Marginals) for features in part.sets)
         held = 64 * min(workload.largest_block, workload.limit)
         return (450 << 20) + 16 * table + 48 * queries.cells + 3 * tile_bytes(workload.sizes, sets) + held

@@ -4,7 +4,7 @@ It minimises, by Adam steps on the logits of all probabilities and of the row we
 
     chi^2 / (2 n)  +  tail  +  penalty * I
 
-with chi^2 / (2 n) and the information I of relaxed.py. Three things are new, and all follow from public numbers.
+with chi^2 / (2 n) and the information I of relaxed.py. Four things are new, and all follow from public numbers.
 
 *The penalty.* It acts like a soft threshold: an answer that differs from what independence says is drawn towards it by
 about penalty * sigma^2 counts, whatever its size; so penalty = c / sigma draws it by c sigmas. What all marginals
@@ -31,6 +31,10 @@ alike have the same gradients, and stay alike. Adam forgets fast (its second mom
 falls to almost 0 along a cosine. The less noise there is, the more there is to fit: effort * (n / sigma)^(1/4) steps,
 twice as many where they cost little. Where there are many tiles, a step compares with a share of them: more steps for
 the same arithmetic.
+
+*The rows.* The more can be told from noise, the more rows it takes to tell it: n' is the power of two at or above
+4 sqrt(n / sigma), from 64 to 512. More change nothing but the time; fewer leave the largest error where there is little
+noise. Where rows times cells would be beyond `ROOM`, there are fewer: a step is their product.
 
 References: the penalty, Vietri et al. 2022 and maximum entropy (McKenna et al. 2019) are kin to it; the universal
 threshold, Donoho & Johnstone 1994; Adam, Kingma & Ba 2015, with a falling rate, Loshchilov & Hutter 2017.
@@ -75,6 +79,12 @@ LEAST_REACH = 3.0
 
 RARE = 20.0
 """How much rarer than all cells those that noise alone leaves beyond the reach are."""
+
+FEWEST_ROWS, MOST_ROWS = 64, 512
+"""The fewest and the most relaxed rows, where their number follows from the noise."""
+
+ROOM = 1 << 34
+"""The most rows times cells: minutes on two cores."""
 
 LEAST_SHARE = 0.2
 """The fewest rows that a code begins with."""
@@ -140,8 +150,8 @@ class State(NamedTuple):
 class ShrinkingProjection:
     """The estimator of `auto`."""
 
-    rows: int = 256
-    """n', the number of relaxed rows."""
+    rows: int = 0
+    """n', the number of relaxed rows; 0: as many as the noise lets them tell."""
     effort: float = 40.0
     """How many steps there are, in relation to what the noise lets them tell."""
     rate: float = 0.2
@@ -181,9 +191,18 @@ class ShrinkingProjection:
                 first = ends[feature] - layout.sizes[feature] + tally.start
                 least = LEAST_SHARE / counted(measurements)
                 logits[first : first + tally.cells] = np.log(np.maximum(values, least))
-        spread = np.random.default_rng((seed, 4)).uniform(-self.start, self.start, (logits.size, self.rows))
+        rows = self.rows or fitting_rows(measurements)
+        spread = np.random.default_rng((seed, 4)).uniform(-self.start, self.start, (logits.size, rows))
         free = layout.stack(jnp.asarray(logits[:, None] + spread, jnp.float32), NOWHERE)
-        return Parameters(free, jnp.zeros(self.rows))
+        return Parameters(free, jnp.zeros(rows))
+
+
+def fitting_rows(measurements: Sequence[Measurement]) -> int:
+    """Returns how many relaxed rows suit the noise of measurements: a power of two, so that few sizes are compiled."""
+    wanted = math.ceil(math.log2(4 * math.sqrt(counted(measurements) / noise(measurements).sigma)))
+    room = ROOM // sum(measurement.workload.cells for measurement in measurements)
+    most = min(MOST_ROWS.bit_length(), room.bit_length()) - 1
+    return 1 << max(min(wanted, most), FEWEST_ROWS.bit_length() - 1)
 
 
 def counted(measurements: Sequence[Measurement]) -> float:
