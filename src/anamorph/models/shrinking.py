@@ -33,8 +33,8 @@ twice as many where they cost little. Where there are many tiles, a step compare
 the same arithmetic.
 
 *The rows.* The more can be told from noise, the more rows it takes to tell it: n' is the power of two at or above
-4 sqrt(n / sigma), from 64 to 512. More change nothing but the time; fewer leave the largest error where there is little
-noise. Where rows times cells would be beyond `ROOM`, there are fewer: a step is their product.
+4 sqrt(n / sigma), from 64 to 512. More would cost time and change little; with fewer, errors grow where there is little
+noise. Where rows times cells would be beyond `ROOM` there are fewer: the arithmetic of a step is their product.
 
 References: the penalty, Vietri et al. 2022 and maximum entropy (McKenna et al. 2019) are kin to it; the universal
 threshold, Donoho & Johnstone 1994; Adam, Kingma & Ba 2015, with a falling rate, Loshchilov & Hutter 2017.
