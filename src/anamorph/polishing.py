@@ -149,12 +149,14 @@ class Moves:
 class Polish:
     """Rows, and how far their marginals are from the targets; both change in place."""
 
-    codes: NDArray[np.float64]
-    """The codes, features by rows; as floats, so that the positions of cells are one fast matrix product."""
+    codes: NDArray[np.int64]
+    """The codes, features by rows."""
     residuals: NDArray[np.int32]
     """Count - N target of each cell of each set, one set after the other, in units."""
     strides: NDArray[np.int64]
     """How far apart the cells of successive codes lie: a line for each set, a column for each feature, 0 outside."""
+    members: NDArray[np.int64]
+    """The features of each set, a line for each; those of small sets are followed by some outside it."""
     firsts: NDArray[np.int64]
     """Where each set begins."""
     unit: int
@@ -174,7 +176,8 @@ class Polish:
             counts = np.bincount(table.cells(features), minlength=int(np.prod(shape)))
             wanted = np.rint(target.astype(np.float64) * (len(codes) * unit))
             residuals[firsts[index] : firsts[index + 1]] = counts * unit - wanted
-        return cls(codes.T.astype(np.float64), residuals, strides, firsts[:-1], unit)
+        members = np.argsort(strides == 0, axis=1, kind="stable")[:, : max(map(len, targets), default=0)]
+        return cls(codes.T.astype(np.int64), residuals, strides, members, firsts[:-1], unit)
 
     def objective(self) -> float:
         """Returns the sum of the squared residuals, in rows."""
@@ -197,8 +200,7 @@ class Polish:
 
     def proposals(self, column: int, sets: NDArray, rows: NDArray[np.int64], drawn: NDArray[np.int64]) -> Moves:
         """Returns the moves to the best of the values drawn (candidates by rows), where it lowers the objective."""
-        held = self.codes[column, rows].astype(np.int64)
-        old = (self.strides[sets].astype(np.float64) @ self.codes[:, rows]).astype(np.int64) + self.firsts[sets, None]
+        held, old = self.codes[column, rows], self.cells(sets, rows)
         stride = self.strides[sets, column][:, None]
         candidate, place = np.nonzero(drawn != held)
         reached = old[:, place] + stride * (drawn[candidate, place] - held[place])
@@ -208,6 +210,17 @@ class Polish:
         value, change = drawn[best], changes[best]
         moves = Moves(rows, value, old, old + stride * (value - held), change)
         return moves.part(change < 0)
+
+    def cells(self, sets: NDArray, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns where the cells of rows lie: a line for each set.
+
+        As a product of matrices it would be mostly zeros, and wait for the threads of BLAS where others work beside it.
+        """
+        codes = self.codes[:, rows]
+        found = np.repeat(self.firsts[sets, None], rows.size, axis=1)
+        for member in self.members[sets].T:
+            found += self.strides[sets, member][:, None] * codes[member]
+        return found
 
     def changes(self, old: NDArray[np.int64], new: NDArray[np.int64], place: NDArray | slice) -> NDArray[np.int64]:
         """Returns what moves add to the objective alone, from those columns of the old cells that `place` names."""
