@@ -118,7 +118,7 @@ def advance(problem: Problem, state: State, aims: object, until: int) -> State:
     def step(now: State) -> State:
         loss, gradient = slope(now.point, aims)
         updates, optimiser = adam.update(problem.direction(settings, now.point, gradient), now.optimiser)
-        settled = jnp.abs(now.loss - loss) <= settings.tolerance * now.loss
+        settled = (jnp.abs(now.loss - loss) < settings.tolerance * now.loss) | (loss == 0)
         done = (settled & jnp.isfinite(now.loss) & (now.step >= WARM)) | problem.enough(settings, loss, gradient, aims)
         stopped = done | ~jnp.isfinite(loss)
         last = stopped | (now.step + 1 == settings.steps)
