@@ -40,6 +40,8 @@ ONCE = SEEDS[0]
 
 MOST = {"max": 0.5, "tv": 0.95, "rows_max": 1.1, "rows_tv": 1.1, "seconds": 0.1}
 """What is aimed at: errors relative to the best other's, rows relative to the model, seconds relative to AIM's."""
+PEERS = "peers"
+"""All peers together, as one that is compared with."""
 TARGETS = {"max": ("max",), "tv": ("tv",), "rows": ("rows_max", "rows_tv"), "seconds": ("seconds",)}
 """The ratios that each target is made of."""
 
@@ -140,12 +142,25 @@ class Summary:
     runs: int
     """Of ours, those without a result too."""
     failed: int
-    others: int
-    """How many others have figures: the best of few is not the best of all."""
-    best_max: Best
-    best_tv: Best
+    others: tuple[Result, ...]
+    """Those that have figures: the best of few is not the best of all."""
     aim: Best
     """Its seconds, at the largest model size that ended in time."""
+
+    @property
+    def best_max(self) -> Best:
+        """Returns the lowest of the largest errors."""
+        return best(self.others, "max")
+
+    @property
+    def best_tv(self) -> Best:
+        """Returns the lowest tv."""
+        return best(self.others, "tv")
+
+    def against(self, family: str, measure: str) -> float | None:
+        """Returns our figure relative to that of the best variant of one mechanism, or of the best peer."""
+        theirs = [item for item in self.others if family_of(item) == family]
+        return ratio(figure(self.ours, measure), best(theirs, measure).value)
 
     @property
     def ratios(self) -> dict[str, float | None]:
@@ -182,9 +197,14 @@ def ratio(value: float | None, of: float | None) -> float | None:
     return value / of if value is not None and of else None
 
 
+def family_of(result: Result) -> str:
+    """Returns the mechanism that a result is of; all peers are one family."""
+    return PEERS if "/" in result.name else result.name.partition(":")[0]
+
+
 def is_ours(result: Result) -> bool:
     """Returns whether a result is of `auto`."""
-    return result.name == OURS or result.name.startswith(f"{OURS}:")
+    return family_of(result) == OURS
 
 
 def best(others: Sequence[Result], measure: str) -> Best:
@@ -220,9 +240,7 @@ def summarised(cell: Cell, found: Sequence[Result], seconds: float = SECONDS) ->
         ours=next(iter(results.medians(runs)), None),
         runs=len(runs),
         failed=sum(bool(item.error) for item in runs),
-        others=len(others),
-        best_max=best(others, "max"),
-        best_tv=best(others, "tv"),
+        others=tuple(others),
         aim=aim_seconds(named, seconds),
     )
 
@@ -240,7 +258,7 @@ def record(item: Summary) -> dict[str, Any]:
     }
     return {
         **vars(item.cell),
-        **{"runs": item.runs, "failed": item.failed, "others": item.others},
+        **{"runs": item.runs, "failed": item.failed, "others": len(item.others)},
         **{f"auto_{name}": value for name, value in ours.items()},
         **{"best_max_name": item.best_max.name, "best_max": item.best_max.value},
         **{"best_tv_name": item.best_tv.name, "best_tv": item.best_tv.value},
@@ -282,12 +300,37 @@ def other(item: Best) -> str:
 
 
 def table(items: Sequence[Summary]) -> str:
-    """Returns the table in Markdown, and how often each target is reached."""
-    lines = [HEAD, ("---",) * len(HEAD), *(line(item) for item in items)]
+    """Returns the table of all cells, how often each target is reached, and the table of each other by itself."""
     counts = [f"{target} in {sum(bool(item.reached(target)) for item in items)}" for target in TARGETS]
-    return "\n".join(
-        [*(f"| {' | '.join(texts)} |" for texts in lines), "", f"Reached: {', '.join(counts)}; of {len(items)}."]
+    families = sorted({family_of(other) for item in items for other in item.others})
+    return "\n\n".join(
+        [
+            markdown(HEAD, [line(item) for item in items]),
+            f"Reached: {', '.join(counts)}; of {len(items)}.",
+            markdown(AGAINST, [against(items, family) for family in families]),
+        ]
     )
+
+
+AGAINST = ("against", "cells", "max, ratio", "not below 1", "tv, ratio", "not below 1")
+
+
+def against(items: Sequence[Summary], family: str) -> tuple[str, ...]:
+    """Returns one line: the cells with figures of both, the lowest and highest ratio, how many are not below 1."""
+    ratios = [[item.against(family, measure) for item in items] for measure in ("max", "tv")]
+    (cells, *parts), (_, *more) = (spread([value for value in values if value is not None]) for values in ratios)
+    return (family, cells, *parts, *more)
+
+
+def spread(values: Sequence[float]) -> tuple[str, str, str]:
+    """Returns how many ratios there are, the lowest and highest, and how many are not below 1."""
+    ends = f"{number(min(values))} to {number(max(values))}" if values else "-"
+    return str(len(values)), ends, str(sum(value >= 1 for value in values))
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    return "\n".join(f"| {' | '.join(texts)} |" for texts in (head, ("---",) * len(head), *lines))
 
 
 def write(folder: Path, items: Sequence[Summary]) -> None:

@@ -195,7 +195,20 @@ def test_the_best_other_is_found_for_each_measure_by_its_median():
     summary = grid.summarised(CELL, found)
     assert summary.best_max == grid.Best("gaussian", 0.4)
     assert summary.best_tv == grid.Best("dpmm/aim", 0.5)
-    assert (summary.runs, summary.failed, summary.others) == (5, 0, 3)
+    assert (summary.runs, summary.failed) == (5, 0)
+    assert {item.name for item in summary.others} == {"lucky", "gaussian", "dpmm/aim"}
+
+
+def test_each_other_is_compared_with_by_its_best_variant_and_peers_are_one():
+    first = [auto(), result("aim", model_max=0.05, model_tv=0.4), result("aim:80MB", model_max=0.4, model_tv=0.1)]
+    peers = [result("dpmm/aim", rows_max=0.4, rows_tv=0.8), result("opendp/mst", rows_max=0.8, rows_tv=0.4)]
+    second = [auto(), result("aim", model_max=0.8, model_tv=0.8), result("gaussian", model_max=0.1)]
+    items = [grid.summarised(CELL, [*first, *peers]), grid.summarised(CELL, second), grid.summarised(CELL, peers)]
+    assert grid.against(items, "aim") == ("aim", "2", "0.125 to 2", "1", "0.25 to 2", "1")
+    assert grid.against(items, grid.PEERS) == ("peers", "1", "0.25 to 0.25", "0", "0.5 to 0.5", "0")
+    assert grid.against(items, "gaussian") == ("gaussian", "1", "1 to 1", "1", "-", "0")
+    named = [line.split(" | ")[0] for line in grid.table(items).splitlines()[-3:]]
+    assert named == ["| aim", "| gaussian", "| peers"]
 
 
 def test_all_zero_is_an_other_like_any():
@@ -284,12 +297,12 @@ def test_the_summary_of_the_whole_grid_is_written_and_the_asked_part_printed(run
     grid.main(["--summary", "--data", "titanic", "--epsilon", "1", "--folder", str(tmp_path)])
     assert runs == []
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 2 + 2 + 2
+    assert len(printed) == 2 + 2 + 2 + 1 + 3
     assert printed[3].startswith(
         "| titanic | `marginals:k=2` | 1 | 1 | 0.1 | 0.25 (aim) | 0.4 | 0.2 | 0.4 (aim) | 0.5 |"
     )
     assert printed[3].endswith("| 2 | 30 (aim) | max, tv, rows, seconds |")
-    assert printed[-1] == "Reached: max in 1, tv in 1, rows in 1, seconds in 1; of 2."
+    assert printed[5] == "Reached: max in 1, tv in 1, rows in 1, seconds in 1; of 2."
     with (tmp_path / "accuracy.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(grid.cells()) == 24
