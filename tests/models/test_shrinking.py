@@ -19,6 +19,7 @@ from anamorph import progress
 from anamorph.columns import Codes
 from anamorph.curator.budget import Budget, gaussian_sigma
 from anamorph.curator.curator import Curator
+from anamorph.curator.tallies import GroupBy
 from anamorph.models import shrinking
 from anamorph.models.relaxed import Parameters, RelaxedRows
 from anamorph.models.shrinking import (
@@ -229,20 +230,57 @@ def begun(values, workload=ONES, seed=0, total=100.0, **more):
 VALUES = np.array([0.5, 0.3, 0.2, 0.25, 0.75, 0.1, 0.2, 0.3, 0.4])
 
 
+def leaning(rows):
+    """Which rows begin at the columns: all but one in 16, which begins level."""
+    return np.array([row % 16 != 15 for row in range(rows)])
+
+
 @pytest.mark.parametrize("limit", [1 << 22, 2])
 def test_rows_begin_at_the_measured_columns(limit):
     """Also where they are measured in slabs, and not in the order of the schema."""
     turned = marginals((2,), (0,), (1,), limit=limit)
     values = np.concatenate([VALUES[5:], VALUES[:5]])
     exact, rows = begun(values, turned, start=0.0)
-    np.testing.assert_allclose(exact, np.log(VALUES)[:, None] + np.zeros(40), rtol=1e-5)
+    np.testing.assert_allclose(exact, np.log(VALUES)[:, None] * leaning(40), rtol=1e-5)
     np.testing.assert_array_equal(rows, np.zeros(40))
     spread, _ = begun(values, turned, rows=2000)
-    moved = spread - np.log(VALUES)[:, None]
+    moved = spread - np.log(VALUES)[:, None] * leaning(2000)
     assert np.abs(moved).max() == pytest.approx(2, abs=0.01)
     np.testing.assert_allclose(moved.mean(axis=1), 0, atol=0.15)
     np.testing.assert_allclose(moved.std(axis=1), 2 / math.sqrt(3), atol=0.1)
     np.testing.assert_allclose(np.corrcoef(moved), np.eye(9), atol=0.12)
+
+
+def rare_kind(rows=50_000, rare=50):
+    """The answers of rows of which few have codes in three columns that no others have there."""
+    generator = np.random.default_rng(1)
+    kind, is_rare = generator.integers(0, 30, rows), np.arange(rows) < rare
+    codes = np.stack(
+        [
+            np.where(is_rare, generator.integers(0, 59, rows), 59),
+            np.where(is_rare, 0, 69),
+            np.where(is_rare, 64, kind * 7 % 64),
+            np.where(generator.random(rows) < 0.3, generator.integers(0, 30, rows), kind * 11 % 30),
+        ]
+    )
+    sets = [features for part in WHOLE.parts for features in part.sets]
+    shapes = [[WIDE[feature] for feature in features] for features in sets]
+    cells = [np.ravel_multi_index(codes[list(features)], shape) for features, shape in zip(sets, shapes, strict=True)]
+    counts = [np.bincount(cell, minlength=math.prod(shape)) for cell, shape in zip(cells, shapes, strict=True)]
+    return np.concatenate(counts) / rows
+
+
+def test_a_rare_kind_of_rows_is_found(monkeypatch):
+    """A thousandth of the rows, 14 sigmas: codes so rare together in all rows at first that no gradient leads there."""
+
+    def share(seed):
+        log = noisy(7e-5, values=rare_kind(), total=50_000.0)
+        return float(SMALL.fit(WIDE, log, seed=seed).answer(GroupBy(WIDE, (1, 2), 0, WIDE[1]))[64])
+
+    found = [share(seed) for seed in range(3)]
+    np.testing.assert_allclose(found, 0.001, rtol=0.4)
+    monkeypatch.setattr(shrinking, "LEVEL", 1 << 30)
+    assert max(share(seed) for seed in range(3)) < 1e-4
 
 
 @pytest.mark.parametrize(("total", "least"), [(100.0, 0.002), (0.5, 0.2)])

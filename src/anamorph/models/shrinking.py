@@ -27,7 +27,9 @@ pulled harder: half their squared excess weighs `tail` more. Noise leaves some r
 cells are empty; reach = max(3, sqrt(2 ln(1 + 20 e))) leaves few beside those that matter.
 
 *The steps.* Rows begin at the measured one-way marginals, each logit moved at random by up to `start`: rows that are
-alike have the same gradients, and stay alike. Adam forgets fast (its second moment keeps 0.95), its rate is large and
+alike have the same gradients, and stay alike. One row in `LEVEL` begins level instead, with all codes about as likely:
+two rare codes that go together, missing values say, are so rare together in all others that no gradient is left to
+bring them there. Adam forgets fast (its second moment keeps 0.95), its rate is large and
 falls to almost 0 along a cosine. The less noise there is, the more there is to fit: effort * (n / sigma)^(1/4) steps,
 twice as many where they cost little. Where there are many tiles, a step compares with a share of them: more steps for
 the same arithmetic.
@@ -89,6 +91,9 @@ ROOM = 1 << 34
 LEAST_SHARE = 0.2
 """The fewest rows that a code begins with."""
 
+LEVEL = 16
+"""Of how many relaxed rows one begins with all codes about as likely."""
+
 PART = 96
 """About how many tiles a step compares with."""
 
@@ -104,8 +109,8 @@ DISPATCH = 50
 FORGET = 0.95
 """What Adam's second moment keeps from step to step."""
 
-FLOOR = 0.02
-"""The rate at the end, as a part of that at the beginning."""
+FLOOR = 0.002
+"""The rate at the end, as a part of that at the beginning: with ten times it, large cells still sway."""
 
 
 class Noise(NamedTuple):
@@ -182,7 +187,7 @@ class ShrinkingProjection:
         return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))
 
     def begin(self, layout: Layout, measurements: Sequence[Measurement], seed: int) -> Parameters:
-        """Returns logits around those of the measured one-way marginals."""
+        """Returns logits around those of the measured one-way marginals; of some rows, around 0."""
         logits = np.zeros(sum(layout.sizes))
         ends = np.cumsum(layout.sizes)
         for tally, values, _ in whole_marginals(measurements):
@@ -193,7 +198,8 @@ class ShrinkingProjection:
                 logits[first : first + tally.cells] = np.log(np.maximum(values, least))
         rows = self.rows or fitting_rows(measurements)
         spread = np.random.default_rng((seed, 4)).uniform(-self.start, self.start, (logits.size, rows))
-        free = layout.stack(jnp.asarray(logits[:, None] + spread, jnp.float32), NOWHERE)
+        leaning = (np.arange(rows) + 1) % LEVEL > 0
+        free = layout.stack(jnp.asarray(logits[:, None] * leaning + spread, jnp.float32), NOWHERE)
         return Parameters(free, jnp.zeros(rows))
 
 
