@@ -129,6 +129,8 @@ VARIANTS: dict[str, Variant] = {
     "1024 rows": Variant(estimator=replace(FIXED, rows=1024)),
     "start 0.3": Variant(estimator=replace(FIXED, start=0.3)),
     "uniform start": Variant(estimator=replace(FIXED, uniform=True)),
+    "no level rows": Variant(constants={"LEVEL": 1 << 30}),
+    "large last steps": Variant(constants={"FLOOR": 0.02}),
     "effort x 0.5": Variant(estimator=replace(FIXED, effort=FIXED.effort / 2)),
     "effort x 2": Variant(estimator=replace(FIXED, effort=FIXED.effort * 2)),
     "no residuals": Variant(plan=in_marginals),

@@ -28,11 +28,10 @@ cells are empty; reach = max(3, sqrt(2 ln(1 + 20 e))) leaves few beside those th
 
 *The steps.* Rows begin at the measured one-way marginals, each logit moved at random by up to `start`: rows that are
 alike have the same gradients, and stay alike. One row in `LEVEL` begins level instead, with all codes about as likely:
-two rare codes that go together, missing values say, are so rare together in all others that no gradient is left to
-bring them there. Adam forgets fast (its second moment keeps 0.95), its rate is large and
-falls to almost 0 along a cosine. The less noise there is, the more there is to fit: effort * (n / sigma)^(1/4) steps,
-twice as many where they cost little. Where there are many tiles, a step compares with a share of them: more steps for
-the same arithmetic.
+rare codes that go together, as those of missing values do, are so rare together in all other rows that nothing draws
+them there. Adam forgets fast (its second moment keeps 0.95), its rate is large and falls to almost 0 along a cosine.
+The less noise there is, the more there is to fit: effort * (n / sigma)^(1/4) steps, twice as many where they cost
+little. Where there are many tiles, a step compares with a share of them: more steps for the same arithmetic.
 
 *The rows.* The more can be told from noise, the more rows it takes to tell it: n' is the power of two at or above
 4 sqrt(n / sigma), from 64 to 512. More would cost time and change little; with fewer, errors grow where there is little
