@@ -37,11 +37,11 @@ LADDER = ("aim:80MB", "aim:20MB", "aim")
 DEAR = ("all-zero", "gem", "rap")
 """Run once; all-zero since it has no noise."""
 ONCE = SEEDS[0]
+PEERS = "peers"
+"""All peers together, as one that is compared with."""
 
 MOST = {"max": 0.5, "tv": 0.95, "rows_max": 1.1, "rows_tv": 1.1, "seconds": 0.1}
 """What is aimed at: errors relative to the best other's, rows relative to the model, seconds relative to AIM's."""
-PEERS = "peers"
-"""All peers together, as one that is compared with."""
 TARGETS = {"max": ("max",), "tv": ("tv",), "rows": ("rows_max", "rows_tv"), "seconds": ("seconds",)}
 """The ratios that each target is made of."""
 
