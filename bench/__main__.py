@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import accuracy, counting, engine, game, matrix, numbers, oracle, scale, speed, thresholds
+from bench import accuracy, counting, engine, game, matrix, numbers, oracle, scale, speed, thresholds, unseen
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "rho": accuracy.rho,
@@ -39,6 +39,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "dqrs": game.dqrs,
     "thresholds": thresholds.table,
     "thresholds-speed": thresholds.speed,
+    "unseen": unseen.unseen,
 }
 
 

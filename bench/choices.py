@@ -30,6 +30,7 @@ from anamorph.evaluation.errors import merged, model_errors
 from anamorph.mechanisms.auto import Auto, chosen, planned, split, told
 from anamorph.models import shrinking
 from anamorph.models.shrinking import Aims, Layout, Parameters, ShrinkingProjection, counted, noise, whole_marginals
+from anamorph.models.thinning import thinned
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
@@ -62,7 +63,7 @@ class Varied(ShrinkingProjection):
 
 
 FIXED = Varied(rows=256, effort=Auto().effort, objective=Auto().objective)
-"""`auto` but for its rows: a number of its own for each noise would blur what else is changed."""
+"""`auto` but for its rows, and for trials: numbers of its own for each noise would blur what else is changed."""
 
 
 def measuring(curator: Curator, workload: Workload, **shares: float) -> Workload:
@@ -81,6 +82,8 @@ class Variant:
     workloads: tuple[str, ...] = WORKLOADS
     """Where it differs from `auto`."""
     neighbours: Relation = "add-remove"
+    tried: bool = False
+    """Whether it tries how much to shrink; others shrink as public numbers say, or as their change does."""
 
 
 def changed(change: Callable[[Aims, Sequence[Measurement]], Aims]) -> Variant:
@@ -116,7 +119,8 @@ BASE = "256 rows"
 
 VARIANTS: dict[str, Variant] = {
     BASE: Variant(),
-    "auto": Variant(estimator=replace(FIXED, rows=Auto().rows)),
+    "auto": Variant(estimator=replace(FIXED, rows=Auto().rows), tried=True),
+    "strength tried": Variant(tried=True),
     "no penalty": penalised(lambda _: 0.0),
     "strength x 0.5": penalised(lambda _: 0.5),
     "strength x 2": penalised(lambda _: 2.0),
@@ -176,7 +180,11 @@ def measured(key: Key) -> Figures:
     budget = Budget(epsilon=key.epsilon, delta=1 / rows.rows() ** 2)
     curator = Curator(rows, budget, neighbours=variant.neighbours, unsafe_seed=1000 + key.seed)
     log = (curator.measure(variant.plan(curator, workload), rho=curator.remaining),)
-    model = variant.estimator.fit(workload.sizes, told(workload.sizes, log), seed=key.seed)
+    estimator = variant.estimator
+    if variant.tried:
+        halves = (told(workload.sizes, half) for half in thinned(log, seed=key.seed))
+        estimator = estimator.suited(workload.sizes, *halves, seed=key.seed)
+    model = estimator.fit(workload.sizes, told(workload.sizes, log), seed=key.seed)
     seconds = perf_counter() - begin
     errors = merged(model_errors(rows, model, workload))
     return errors.max_error, errors.tv or 0.0, seconds

@@ -16,6 +16,7 @@ STAGES = {
     "read": "reading the data",
     "measure": "measuring",
     "round": "rounds",
+    "try": "trying how much to shrink",
     "project": "projecting",
     "sample": "drawing rows",
     "answer": "answering",

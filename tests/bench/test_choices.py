@@ -89,6 +89,14 @@ def test_other_aims_change_one_thing(toy):
     assert (near.tail.weight, near.penalty) == (ours.tail.weight, ours.penalty)
 
 
+def test_those_that_say_so_try_how_much_to_shrink(toy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(choices.Varied, "suited", lambda self, *_halves, seed: asked.append(seed) or self)
+    for seed, name in enumerate(("auto", "strength tried", choices.BASE, "strength x 2")):
+        choices.measured(Key("toy", TOY, 1.0, name, seed))
+    assert asked == [0, 1]
+
+
 def test_the_penalty_need_not_grow_where_answers_are_faint(toy):
     log = log_of(toy, "auto")
     with choices.in_place(choices.VARIANTS["no more where faint"].constants):

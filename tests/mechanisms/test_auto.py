@@ -25,6 +25,7 @@ from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.models.mixed import MixedRows
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.models.shrinking import ShrinkingProjection
+from anamorph.models.thinning import thinned
 from anamorph.planning import plan
 from anamorph.queries.custom import Custom, CustomCells, custom
 from anamorph.queries.marginals import Marginals
@@ -518,6 +519,26 @@ def test_the_fit_is_of_what_is_said():
         np.testing.assert_array_equal(found.model.probabilities, expected.fit(SIZES, told, seed=3).probabilities)
         assert not np.array_equal(found.model.probabilities, made().model.probabilities)
         assert found.mechanism == {"name": "auto", "objective": matters, "rows": 16, "effort": 1.0}
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_how_much_is_shrunk_is_tried_on_halves_of_what_is_said(monkeypatch, relation):
+    given = []
+
+    def suited(self, sizes, *halves, seed):
+        given.append((sizes, halves, seed))
+        return replace(self, strength=8.0)
+
+    monkeypatch.setattr(ShrinkingProjection, "suited", suited)
+    found = SMALL(curator(relation=relation), PAIRS, seed=3)
+    ((sizes, halves, seed),) = given
+    assert (sizes, seed) == (SIZES, 3)
+    for half, expected in zip(halves, thinned(found.measurements, seed=3), strict=True):
+        np.testing.assert_array_equal(half[0].values, auto.told(SIZES, expected)[0].values)
+    told = auto.told(SIZES, found.measurements)
+    refitted = ShrinkingProjection(rows=16, effort=1.0, strength=8.0).fit(SIZES, told, seed=3)
+    np.testing.assert_array_equal(refitted.probabilities, found.model.probabilities)
+    assert found.mechanism == description(SMALL), "nobody sets it"
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

@@ -36,6 +36,7 @@ from anamorph.models.shrinking import (
     reveal,
 )
 from anamorph.models.simplex import Layout
+from anamorph.models.thinning import thinned
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.thresholds import Thresholds
@@ -448,6 +449,116 @@ def test_there_are_always_some_steps_and_never_too_many(effort):
 @pytest.mark.parametrize("crowding", [0.0, 1e-130, 1e-9, 1e9, 1e200])
 def test_the_shrinkage_is_a_number_however_little_or_much_noise_there_is(crowding):
     assert 0 < Noise(1.0, crowding, 0.1).shrinkage < 100
+
+
+# --- how much is shrunk
+
+
+def unrelated():
+    """The answers of a table whose columns do not depend on each other."""
+    generator = np.random.default_rng(2)
+    kind = np.concatenate([generator.dirichlet(np.full(size, 1.0), 1).T for size in WIDE]).astype(np.float32)
+    return answers(RelaxedRows(WIDE, kind, np.ones(1, np.float32)), WHOLE).astype(float)
+
+
+def suited(log, estimator=SMALL, seed=0):
+    return estimator.suited(WIDE, *thinned(log, seed=seed), seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_is_shrunk_where_columns_hardly_depend_on_each_other(seed):
+    values = unrelated()
+    log = noisy(2e-4, seed, values=values)
+    chosen = suited(log, seed=seed)
+    assert chosen.strength > 1
+    assert chosen == replace(SMALL, strength=chosen.strength)
+    before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
+    assert np.abs(after - values).sum() < 0.8 * np.abs(before - values).sum()
+
+
+@pytest.mark.parametrize("sigma", [1e-5, 5e-4])
+def test_no_more_is_shrunk_where_columns_depend_on_each_other(sigma):
+    assert suited(noisy(sigma)).strength == 1
+
+
+def test_a_strength_is_a_factor_of_the_penalty():
+    log = noisy(1e-3)
+    plain, strong = (replace(SMALL, strength=strength).aims(Layout(WIDE), log) for strength in (1.0, 4.0))
+    assert float(strong.penalty) == pytest.approx(4 * float(plain.penalty))
+    assert (int(strong.steps), strong.tail) == (int(plain.steps), plain.tail)
+
+
+def tried(monkeypatch, losses, estimator=SMALL, log=None):
+    """What is found where the trials leave these chi^2, and the penalties of the trials."""
+    aims, left = [], iter(losses)
+
+    def descended(_layout, point, given, _stage):
+        aims.append((float(given.penalty), point.rows.size))
+        return point, True
+
+    log = log or noisy(0.01)
+    monkeypatch.setattr(shrinking, "descend", descended)
+    monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(left) / (2 * log[0].total))
+    return suited(log, estimator).strength, aims
+
+
+@pytest.mark.parametrize(
+    ("losses", "strength", "trials"),
+    [
+        ([900, 900], 1, 2),
+        ([900, 895, 0], 1, 2),
+        ([900, 880, 0.0, 1e9], 4, 4),
+        ([900, 880, 875], 2, 3),
+        ([900, 800, 700, 600, 500], 16, 5),
+        ([math.nan], 1, 1),
+        ([900, math.nan], 1, 2),
+    ],
+)
+def test_trials_go_on_while_what_is_held_back_is_explained_better(monkeypatch, losses, strength, trials):
+    found, aims = tried(monkeypatch, losses)
+    assert found == strength
+    penalties = [penalty for penalty, _ in aims]
+    np.testing.assert_allclose(penalties, penalties[0] * 2.0 ** np.arange(trials))
+
+
+def test_a_strength_that_was_given_is_multiplied(monkeypatch):
+    assert tried(monkeypatch, [900, 800, 800], replace(SMALL, strength=0.5))[0] == 1
+
+
+@pytest.mark.parametrize(("rows", "trial"), [(7, 7), (64, 64), (128, 64), (257, 128), (258, 0), (0, 64)])
+def test_trials_have_few_rows(monkeypatch, rows, trial):
+    _, aims = tried(monkeypatch, [1, 1], replace(SMALL, rows=rows))
+    assert [size for _, size in aims] == [trial] * 2 * (trial > 0)
+
+
+@pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 0)])
+def test_trials_have_half_of_the_rows_unless_these_are_many(monkeypatch, sigma, trial):
+    log = noisy(sigma)
+    assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 0: 512}[trial]
+    _, aims = tried(monkeypatch, [1, 1], replace(SMALL, rows=0), log)
+    assert [size for _, size in aims] == [trial] * 2 * (trial > 0)
+
+
+def test_there_are_no_trials_where_there_is_no_room(monkeypatch):
+    monkeypatch.setattr(shrinking, "TRIAL_ROOM", SMALL.rows * WHOLE.cells - 1)
+    assert tried(monkeypatch, []) == (1, [])
+    monkeypatch.setattr(shrinking, "TRIAL_ROOM", SMALL.rows * WHOLE.cells)
+    assert len(tried(monkeypatch, [1, 1])[1]) == 2
+
+
+def test_what_is_held_back_is_judged_by_chi_squared_alone():
+    log, layout = noisy(0.01), Layout(WIDE)
+    model = SMALL.fit(WIDE, log, seed=0)
+    found = shrinking.unexplained(layout, model.parameters, shrinking.goals.build(layout, noisy(0.02, 5)))
+    assert float(found) == pytest.approx(chi_squared(model, noisy(0.02, 5)), rel=1e-4)
+
+
+def test_trials_are_told_as_such():
+    told = []
+    with progress.listening(lambda *what: told.append(what)):
+        suited(noisy(0.01))
+    assert {stage for stage, _, _ in told} == {"try"}
+    assert told[-1][1] == told[-1][2]
 
 
 # --- numbers that are none

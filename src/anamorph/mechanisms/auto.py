@@ -55,6 +55,7 @@ from anamorph.mechanisms.mechanism import Step, description, release
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.models.least_squares import as_marginals
 from anamorph.models.shrinking import MOST_ROWS, Objective, ShrinkingProjection
+from anamorph.models.thinning import thinned
 from anamorph.models.tiles import tile_bytes
 from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Cells, Marginals
@@ -140,7 +141,9 @@ class Auto:
         queries, sizes = chosen(curator, workload, split(curator, workload)), curator.schema.sizes
         log = (curator.measure(queries, rho=curator.remaining),)
         progress.report("measure", 1, 1)
-        return release(self, curator, workload, estimator.fit(sizes, told(sizes, log), seed=seed), log)
+        halves = (told(sizes, half) for half in thinned(log, seed=seed))
+        suited = estimator.suited(sizes, *halves, seed=seed)
+        return release(self, curator, workload, suited.fit(sizes, told(sizes, log), seed=seed), log)
 
 
 def asks_numbers(workload: Workload) -> bool:

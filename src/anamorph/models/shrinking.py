@@ -22,6 +22,10 @@ gave the best answers or nearly so in trials from e = 0.001 to 1000: c grows as 
 doubt, as e^(1/10) where it fills them all; and where sigma is no small part of the rows, not even the largest cells can
 be told from noise, and all is drawn to independence.
 
+*How dependent the columns are* no public number tells. Where most pairs hardly depend on each other, that penalty lets
+through noise that is larger than all there is to tell. So two, four, ... times as much is tried (`suited`), for as long
+as rows fitted to one half of a thinned measurement (thinning.py) explain the other half better.
+
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
 cells are empty; reach = max(3, sqrt(2 ln(1 + 20 e))) leaves few beside those that matter.
@@ -45,7 +49,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -89,6 +93,15 @@ ROOM = 1 << 34
 
 LEAST_SHARE = 0.2
 """The fewest rows that a code begins with."""
+
+TRIAL_ROWS, TRIAL_ROOM = 128, 1 << 29
+"""The most rows of a trial, and the most rows times cells: seconds on two cores."""
+
+FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""How many times as much is tried to be shrunk."""
+
+GAIN = 10.0
+"""By how much chi^2 must fall for it: fits that are nearly the same differ by a few by chance."""
 
 LEVEL = 16
 """Of how many relaxed rows one begins with all codes about as likely."""
@@ -164,6 +177,31 @@ class ShrinkingProjection:
     """How far logits begin from the one-way marginals, at most."""
     objective: Objective = "balanced"
     """What matters: the largest error, the average one, or both."""
+    strength: float = 1.0
+    """How much is shrunk, in relation to what public numbers say."""
+
+    def suited(
+        self, sizes: tuple[int, ...], told: Sequence[Measurement], held: Sequence[Measurement], *, seed: int
+    ) -> ShrinkingProjection:
+        """Returns the estimator that shrinks as much as best explains what is held back of a measurement.
+
+        Half of the rows are fitted, but at least `FEWEST_ROWS`. Where these would be more than `TRIAL_ROWS`, noise lets
+        so much be told that it makes no difference; where they and the cells have no `TRIAL_ROOM`, it would take long.
+        """
+        all_rows = self.rows or fitting_rows(told)
+        rows = max(all_rows // 2, min(all_rows, FEWEST_ROWS))
+        if rows > TRIAL_ROWS or rows * sum(measurement.workload.cells for measurement in told) > TRIAL_ROOM:
+            return self
+        layout, trial = Layout(sizes), replace(self, rows=rows)
+        aims, begin, unseen = trial.aims(layout, told), trial.begin(layout, told, seed), goals.build(layout, held)
+        best, least = self, math.inf
+        for factor in FACTORS:
+            point, _ = descend(layout, begin, aims._replace(penalty=aims.penalty * factor), "try")
+            chi_squared = 2 * counted(held) * float(unexplained(layout, point, unseen))
+            if not chi_squared < least - GAIN:
+                break
+            best, least = replace(self, strength=self.strength * factor), chi_squared
+        return best
 
     def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
         """Returns the rows that explain the measurements."""
@@ -180,7 +218,7 @@ class ShrinkingProjection:
         parts = min(MOST_PARTS, max(1, tiles // PART))
         reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
         tail = Tail(jnp.float32(TAIL[self.objective]), jnp.float32(reach / math.sqrt(total)))
-        penalty = STRENGTH[self.objective] * heard.shrinkage / heard.sigma
+        penalty = self.strength * STRENGTH[self.objective] * heard.shrinkage / heard.sigma
         steps = self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2)
         steps = int(np.clip(steps, FEWEST_STEPS, MOST_STEPS))
         return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))
@@ -249,16 +287,16 @@ def noise(measurements: Sequence[Measurement]) -> Noise:
     return Noise(float(np.mean(telling[telling > 0])) ** -0.5, float(crowding), float(np.mean(faint)))
 
 
-def descend(layout: Layout, point: Parameters, aims: Aims) -> tuple[Parameters, bool]:
+def descend(layout: Layout, point: Parameters, aims: Aims, stage: str = "project") -> tuple[Parameters, bool]:
     """Returns where a descent ends, and whether its loss stayed a number; if not, the last point where it was one."""
     state, steps = start(point), int(aims.steps)
     for done in range(0, steps, DISPATCH):
-        progress.report("project", done, steps)
+        progress.report(stage, done, steps)
         moved = advance(layout, state, aims, min(done + DISPATCH, steps))
         if not bool(finite(moved)):
             return state.point, False
         state = moved
-    progress.report("project", steps, steps)
+    progress.report(stage, steps, steps)
     return state.point, True
 
 
@@ -302,6 +340,13 @@ def objective(layout: Layout, point: Parameters, aims: Aims, step: Array) -> Arr
     share = Share(step % aims.parts, aims.parts)
     loss = lines_loss(layout, layout.flatten(probabilities), weights, aims.goals, aims.tail, share)
     return loss + aims.penalty * information(probabilities, weights)
+
+
+@partial(jax.jit, static_argnums=0)
+def unexplained(layout: Layout, point: Parameters, unseen: goals.Goals) -> Array:
+    """Returns chi^2 / (2 n) of what a fit has not seen."""
+    probabilities, weights = shares(point)
+    return lines_loss(layout, layout.flatten(probabilities), weights, unseen)
 
 
 def shares(point: Parameters) -> tuple[tuple[Array, ...], Array]:
