@@ -256,21 +256,28 @@ def _unfitted(monkeypatch):
     monkeypatch.setattr(ShrinkingProjection, "fit", lambda *_what, **_more: rows)
 
 
+def faintness(rho, squared, total, order):
+    """Sigma as a part of the rows, if all marginals of an order had all of the budget."""
+    return math.sqrt(math.comb(len(SIZES), order) * squared / (2 * rho)) / total
+
+
 def crowding(rho, squared, total, order):
-    """The share of a marginal that noise would fill if all of its order had all of the budget."""
+    """The share of a marginal that such noise would fill."""
     cells = [math.prod(chosen) for chosen in itertools.combinations(SIZES, order)]
-    return np.mean(cells) * math.sqrt(len(cells) * squared / (2 * rho)) / total
+    return np.mean(cells) * faintness(rho, squared, total, order)
 
 
 def split_of(rho, squared, total, order):
-    """0.4 sqrt(e) of columns, from 0.02 to 0.4; 0.45 e / (1 + e) of the largest order."""
+    """0.4 sqrt(e) of columns, from 0.02 to 0.4, or 5 s of larger ones, to 0.9; 0.45 e / (1 + e) of the largest."""
     columns, largest = (crowding(rho, squared, total, k) for k in (1, order))
-    return min(max(0.4 * math.sqrt(columns), 0.02), 0.4), 0.45 * largest / (1 + largest)
+    crowded = min(max(0.4 * math.sqrt(columns), 0.02), 0.4)
+    faint = min(5 * faintness(rho, squared, total, order), 0.9) if order > 1 else 0.0
+    return max(crowded, faint), 0.45 * largest / (1 + largest)
 
 
 @pytest.mark.parametrize(("relation", "squared"), [("replace", 2), ("add-remove", 1)])
 @pytest.mark.parametrize(
-    ("count", "epsilon", "least", "most"), [(10, 0.1, 0.4, 0.4), (500, 1, 0.05, 0.3), (2000, 1e4, 0.02, 0.02)]
+    ("count", "epsilon", "least", "most"), [(10, 0.1, 0.4, 0.9), (2000, 1, 0.05, 0.3), (2000, 1e4, 0.02, 0.02)]
 )
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_smaller_orders_have_more_where_noise_crowds_them(relation, squared, count, epsilon, least, most, order):
@@ -279,6 +286,11 @@ def test_smaller_orders_have_more_where_noise_crowds_them(relation, squared, cou
     assert found == pytest.approx(split_of(told.remaining, squared, told.total, order), rel=1e-6)
     assert least <= found.singles <= most
     assert 0 < found.between < 0.45
+
+
+@pytest.mark.parametrize(("order", "share"), [(1, 0.4), (2, 0.9), (3, 0.9)])
+def test_columns_have_nearly_all_where_nothing_else_can_be_told(order, share):
+    assert split(curator(10, epsilon=0.1), parse_workload(f"marginals:k={order}", SCHEMA)).singles == share
 
 
 def test_shares_suit_the_largest_order_that_is_measured(monkeypatch):

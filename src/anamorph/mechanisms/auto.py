@@ -8,9 +8,10 @@ both.
 own measurement although a triple tells of it: it has far fewer cells to spread its noise over; but where noise fills
 little of a marginal anyway, the largest tell all. With e the mean share of some marginals that noise would fill if they
 had all of the budget, single columns have 0.4 sqrt(e), from 0.02 to 0.4; of the rest those inside others have
-0.45 e / (1 + e), e of those inside no other, which have what is left. Within each of the three, marginals share alike,
-but for the weights of the workload. The largest are left out while all have more than `MOST_CELLS` cells: what is
-inside them stands for them.
+0.45 e / (1 + e), e of those inside no other, which have what is left. Where not even the cells of the latter could be
+told from noise, because its sigma would be a part s of the rows, single columns have 5 s, up to 0.9: they are all that
+can be told. Within each of the three, marginals share alike, but for the weights of the workload. The largest are left
+out while all have more than `MOST_CELLS` cells: what is inside them stands for them.
 
 *Residuals.* Marginals that overlap tell the same of what they share again and again: all pairs of 16 columns tell 15
 times of each. The same budget may go to residuals (queries/strategies.py), which tell everything once: what marginals
@@ -70,7 +71,10 @@ Features = tuple[int, ...]
 Reals = NDArray[np.float64]
 
 FEWEST, MOST = 0.02, 0.4
-"""The least and the largest share of the budget for single columns."""
+"""The least and the largest share of the budget for single columns, by how crowded with noise they are."""
+
+FAINT, ALMOST_ALL = 5.0, 0.9
+"""Their share for each part of the rows that the noise of the largest marginals is, and the largest such share."""
 
 BETWEEN = 0.45
 """The largest share of the rest for marginals inside others."""
@@ -179,14 +183,21 @@ def split(curator: Curator, workload: Workload) -> Split:
     """Returns the shares that suit a budget and a number of rows."""
     found = kinds(workload.sizes, asked_for(workload))
     first, last = (crowding(curator, sets) for sets in (found.singles, found.largest or found.singles))
-    return Split(float(np.clip(0.4 * math.sqrt(first), FEWEST, MOST)), BETWEEN * last / (1 + last))
+    crowded = float(np.clip(0.4 * math.sqrt(first), FEWEST, MOST))
+    faint = min(FAINT * faintness(curator, found.largest), ALMOST_ALL) if found.largest else 0.0
+    return Split(max(crowded, faint), BETWEEN * last / (1 + last))
 
 
 def crowding(curator: Curator, sets: Collection[Features]) -> float:
     """Returns the mean share of some marginals that noise would fill if they had all of the budget."""
-    squared = len(sets) * (2 if curator.neighbours == "replace" else 1)
     cells = np.mean([marginal_cells(curator.schema.sizes, features) for features in sets])
-    return float(cells) * gaussian_sigma(squared, curator.remaining) / max(curator.total, 1.0)
+    return float(cells) * faintness(curator, sets)
+
+
+def faintness(curator: Curator, sets: Collection[Features]) -> float:
+    """Returns the sigma of some marginals, as a part of the rows, if they had all of the budget."""
+    squared = len(sets) * (2 if curator.neighbours == "replace" else 1)
+    return gaussian_sigma(squared, curator.remaining) / max(curator.total, 1.0)
 
 
 def asked_for(workload: Workload) -> dict[Features, float]:
