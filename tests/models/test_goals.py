@@ -75,6 +75,13 @@ def test_every_cell_is_compared_once_with_its_weight():
     assert compared(built) == listed(measurements)
 
 
+def test_tiles_that_suit_what_is_measured_compare_the_same():
+    measurements = [measurement(Workload((Marginals(SIZES, SETS),)))]
+    built, last = (goals.build(LAYOUT, measurements, last=last) for last in (False, True))
+    assert built.tiled[0].targets.shape != last.tiled[0].targets.shape
+    assert compared(last) == compared(built) == listed(measurements)
+
+
 def test_marginals_of_one_feature_small_scattered_ones_and_single_cells_are_gathered():
     workload = Workload((Marginals(SIZES, SETS),))
     built = goals.build(LAYOUT, [measurement(workload), measurement(workload.by_cell().take([700, 3, 4650, 1]))])

@@ -334,6 +334,28 @@ def test_windows_are_few_and_the_cheapest(layout):
         assert best.cost <= other.cost == len(other.starts) ** 2 * (height**2 + tiles.OVERHEAD)
 
 
+def cost_of(layout, sets, chosen):
+    """What the tiles of whole marginals cost, as cells."""
+    return used_by(layout.sizes, sets, chosen) * (chosen.height**2 + tiles.OVERHEAD)
+
+
+@pytest.mark.parametrize("sizes", [(2,) * 30, (18,) * 8, (40, 27, 45, 11, 11, 30, 5, 3, 2, 2, 9, 3, 24, 7, 12)])
+@pytest.mark.parametrize("sets", [((0, 1), (2, 3)), ((0, 4, 7), (1, 2, 3), (5, 6, 0)), ((3, 4, 5, 6),)])
+def test_windows_are_the_cheapest_for_what_is_measured(sizes, sets):
+    layout = Layout(sizes)
+    costs = {height: cost_of(layout, sets, tiles.Windows(layout, height)) for height in tiles.HEIGHTS}
+    chosen = tiles.snug(layout, tuple(GroupBy(sizes, features, 0, sizes[features[0]]) for features in sets))
+    assert costs[chosen.height] == min(costs.values()) < max(costs.values())
+
+
+def test_scattered_triples_need_lower_windows_than_all_pairs():
+    layout = Layout((18,) * 16)
+    triples = tuple(itertools.islice(itertools.combinations(range(16), 3), 0, None, 9))
+    chosen = tiles.snug(layout, tuple(GroupBy(layout.sizes, features, 0, 18) for features in triples))
+    assert chosen.height < tiles.windows(layout).height
+    assert cost_of(layout, triples, chosen) < 0.7 * cost_of(layout, triples, tiles.windows(layout))
+
+
 @given(st.integers(0, 10**6))
 def test_rooms_are_large_enough_and_seldom_change(count):
     room = tiles.rooms(count)
@@ -350,10 +372,15 @@ def test_rooms_are_few():
     assert len(set(rooms)) == 9 + 4 * 4
 
 
-def tiles_needed(sizes, *sets):
+def used_by(sizes, sets, chosen=None):
     """The number of tiles of whole marginals."""
     wholes = [GroupBy(sizes, features, 0, sizes[features[0]]) for features in sets]
-    return int(tiles.tiled(Layout(sizes), [(tally, np.zeros(tally.cells), 1.0) for tally in wholes]).used)
+    return int(tiles.tiled(Layout(sizes), [(tally, np.zeros(tally.cells), 1.0) for tally in wholes], chosen).used)
+
+
+def tiles_needed(sizes, *sets):
+    """The number of tiles of whole marginals, in the windows of their layout."""
+    return used_by(sizes, sets)
 
 
 def test_marginals_that_share_windows_and_pivots_share_tiles():

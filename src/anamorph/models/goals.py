@@ -21,7 +21,7 @@ from anamorph.models.answers import no_residuals
 from anamorph.models.functions import Functioned, functioned
 from anamorph.models.products import Counted, Gathered, conjunction_factors, gather, simplest
 from anamorph.models.simplex import Layout
-from anamorph.models.tiles import Tiled, Whole, tiled, worthwhile
+from anamorph.models.tiles import Tiled, Whole, Windows, snug, tiled, windows, worthwhile
 from anamorph.release import Measurement
 
 LEAST = 256
@@ -59,31 +59,38 @@ class Singles(NamedTuple):
     precision: NDArray[np.float64]
 
 
-def build(layout: Layout, measurements: Sequence[Measurement]) -> Goals:
-    """Returns the goals of a list of measurements."""
+def build(layout: Layout, measurements: Sequence[Measurement], *, last: bool = False) -> Goals:
+    """Returns the goals of a list of measurements.
+
+    If there will be no more of them, tiles are of the size that suits these best; else of one that suits all there may
+    be, so that fits of each round have the same.
+    """
     items = list(measured(measurements))
     if not items:
         raise ParameterError("measurements must be at least one")
     check_thresholds(items)
     counted = [item.tally for item in items if not isinstance(item.tally, RowFunction)]
     factors = max([1, *map(conjunction_factors, counted)])
-    wholes, singles = parted(layout, items)
+    several = tuple(tally for tally in counted if isinstance(tally, GroupBy) and len(tally.features) > 1)
+    chosen = snug(layout, several) if last else windows(layout)
+    wholes, singles = parted(items, several, chosen)
     return Goals(
         gathered_goals(layout, singles, factors),
-        (tiled(layout, wholes),) if wholes else (),
+        (tiled(layout, wholes, chosen),) if wholes else (),
         functioned_goals(items),
     )
 
 
-def parted(layout: Layout, items: Sequence[Measured]) -> tuple[Sequence[Whole], Sequence[Measured]]:
+def parted(
+    items: Sequence[Measured], several: Sequence[GroupBy], chosen: Windows
+) -> tuple[Sequence[Whole], Sequence[Measured]]:
     """Returns the marginals that are compared in tiles, and what else there is.
 
-    Tiles are for marginals of two features or more, unless they are small and scattered.
+    Tiles are for marginals of several features, unless they are small and scattered.
     """
-    several = [item.tally for item in items if isinstance(item.tally, GroupBy) and len(item.tally.features) > 1]
-    chosen = {tally for tally, worth in zip(several, worthwhile(layout, several), strict=True) if worth}
-    wholes = [(item.tally, item.values, float(item.precision[0])) for item in items if item.tally in chosen]
-    return wholes, [item for item in items if item.tally not in chosen]
+    found = {tally for tally, worth in zip(several, worthwhile(chosen, several), strict=True) if worth}
+    wholes = [(item.tally, item.values, float(item.precision[0])) for item in items if item.tally in found]
+    return wholes, [item for item in items if item.tally not in found]
 
 
 def functioned_goals(items: Iterable[Measured]) -> tuple[Functioned, ...]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -242,8 +242,8 @@ class Placed:
     """A measured marginal, and its pivots, as places among its features."""
 
     tally: GroupBy
-    values: NDArray[np.floating]
-    precision: float
+    values: NDArray[np.floating] = field(default_factory=lambda: np.empty(0))
+    precision: float = 1.0
     pivots: tuple[int, ...] = ()
 
     def lines(self, layout: Layout, place: int) -> NDArray[np.int64]:
@@ -311,9 +311,30 @@ def features(item: Placed) -> tuple[int, ...]:
     return tuple(item.tally.features[place] for place in item.pivots)
 
 
-def tiled(layout: Layout, items: Sequence[Whole]) -> Tiled:
+def by_size(tallies: Iterable[GroupBy]) -> list[GroupBy]:
+    """Returns marginals in the order in which they are placed: the largest first."""
+    return sorted(tallies, key=lambda tally: -tally.cells)
+
+
+@lru_cache(maxsize=64)
+def snug(layout: Layout, tallies: tuple[GroupBy, ...]) -> Windows:
+    """Returns the windows that suit some marginals best.
+
+    High windows hold many features: well where most of these are measured together, else they are nearly empty.
+    """
+
+    def cost(chosen: Windows) -> int:
+        packing = Packing(chosen)
+        for tally in by_size(tallies):
+            packing.place(Placed(tally))
+        return packing.tiles * (chosen.height**2 + OVERHEAD)
+
+    return min((Windows(layout, height) for height in HEIGHTS), key=cost)
+
+
+def tiled(layout: Layout, items: Sequence[Whole], chosen: Windows | None = None) -> Tiled:
     """Returns measured marginals of two features or more, each with its noisy answers and their precision, as tiles."""
-    packing = Packing(windows(layout))
+    packing = Packing(chosen or windows(layout))
     ordered = sorted(items, key=lambda item: -item[0].cells)
     placed = [packing.place(Placed(*item)) for item in ordered]
     factors = max([1, *(len(item.pivots) for item in placed)])
@@ -363,13 +384,13 @@ def fill(packing: Packing, item: Placed, targets: Reals, precision: Reals) -> fl
     return apart
 
 
-def worthwhile(layout: Layout, tallies: Sequence[GroupBy]) -> list[bool]:
+def worthwhile(chosen: Windows, tallies: Sequence[GroupBy]) -> list[bool]:
     """Returns for each marginal whether tiles suit it: whether those it is in hold enough cells that were measured.
 
     Scattered small marginals need a tile for a few cells; to gather the lines of each cell is cheaper then.
     """
-    packing, held = Packing(windows(layout)), Counter[tuple[tuple[int, ...], int, int]]()
-    placed = [packing.place(Placed(tally, np.empty(0), 1.0)) for tally in sorted(tallies, key=lambda t: -t.cells)]
+    packing, held = Packing(chosen), Counter[tuple[tuple[int, ...], int, int]]()
+    placed = [packing.place(Placed(tally)) for tally in by_size(tallies)]
     keys = {item.tally: [(features(item), *pair) for pair in packing.pairs(item)] for item in placed}
     for tally, mine in keys.items():
         held.update(dict.fromkeys(mine, tally.cells / len(mine)))
@@ -385,9 +406,8 @@ def worthwhile(layout: Layout, tallies: Sequence[GroupBy]) -> list[bool]:
 def tile_bytes(sizes: tuple[int, ...], sets: tuple[tuple[int, ...], ...]) -> int:
     """Returns the bytes of the tiles of some marginals: of their targets and of the precision of these."""
     packing = Packing(windows(Layout(sizes)))
-    for features in sorted(sets, key=lambda f: -math.prod(sizes[feature] for feature in f)):
-        if len(features) > 1:
-            packing.place(Placed(GroupBy(sizes, features, 0, sizes[features[0]]), np.empty(0), 1.0))
+    for tally in by_size(GroupBy(sizes, features, 0, sizes[features[0]]) for features in sets if len(features) > 1):
+        packing.place(Placed(tally))
     return 8 * rooms(packing.tiles) * packing.windows.height**2
 
 
