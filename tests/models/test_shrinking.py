@@ -561,6 +561,97 @@ def test_trials_are_told_as_such():
     assert told[-1][1] == told[-1][2]
 
 
+# --- more rows where these do not explain
+
+
+def grown(monkeypatch, losses, estimator=None, log=None):
+    """The rows of each fit, where fits leave these means of squared residuals, in sigmas."""
+    log = log or noisy(1e-3)
+    rows, answered, left = [], sum(item.values.size for item in log), iter(losses)
+
+    def descended(_layout, point, _aims):
+        rows.append(point.rows.size)
+        return point, True
+
+    monkeypatch.setattr(shrinking, "descend", descended)
+    monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(left) * answered / (2 * log[0].total))
+    model = (estimator or ShrinkingProjection()).fit(log[0].workload.sizes, log, seed=0)
+    assert model.weights.size == rows[-1]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("losses", "rows"),
+    [
+        ([0.9], [256]),
+        ([1.2], [256]),
+        ([math.nan], [256]),
+        ([math.inf], [256]),
+        ([1.21, 1.1], [256, 512]),
+        ([1.9, 1.3, 0.5], [256, 512, 1024]),
+        ([2.1, 1.0], [256, 1024]),
+        ([900.0, 900.0], [256, 8192]),
+    ],
+)
+def test_there_are_more_rows_for_as_long_as_noise_does_not_explain_the_rest(monkeypatch, losses, rows):
+    assert fitting_rows(noisy(1e-3)) == 256
+    assert grown(monkeypatch, losses) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "most"),
+    [
+        ("LARGEST", 2048, 2048),
+        ("LARGEST", 2047, 1024),
+        ("LARGEST", 100, 512),
+        ("LARGEST_TABLE", 300 * 1024, 1024),
+        ("LARGEST_TABLE", 1, 512),
+        ("LARGEST_WORK", 0, 256),
+    ],
+)
+def test_there_are_no_more_rows_than_there_is_room_for(monkeypatch, name, limit, most):
+    assert 150 < Layout(WIDE).height <= 300
+    monkeypatch.setattr(shrinking, name, limit)
+    assert grown(monkeypatch, [900.0] * 2)[-1] == most
+
+
+def test_the_arithmetic_of_a_fit_is_limited(monkeypatch):
+    aims = SMALL.aims(Layout(WIDE), noisy(1e-3))
+    products = 6 * TILES * aims.goals.tiled[0].lines.shape[1] ** 2 * int(aims.steps)
+    assert products < aims.work < 1.2 * products
+    monkeypatch.setattr(shrinking, "LARGEST_WORK", 512 * aims.work)
+    assert grown(monkeypatch, [900.0] * 2) == [256, 512]
+    shared = aims._replace(parts=jnp.int32(2))
+    assert aims.work - shared.work == products // 2
+
+
+def test_rows_that_were_asked_for_are_no_more(monkeypatch):
+    assert grown(monkeypatch, [], SMALL) == [SMALL.rows]
+
+
+def test_functions_may_cost_anything_and_get_no_more_rows(monkeypatch):
+    function = Workload((custom(lambda row: row["c0"], SCHEMA, name="mine:first"), *ONES.parts))
+    log = [measure(function, np.full(function.cells, 0.2))]
+    assert grown(monkeypatch, [900.0], log=log) == [fitting_rows(log)]
+
+
+def test_columns_that_follow_from_each_other_are_told_with_enough_rows(monkeypatch):
+    """In 60 kinds of rows, each code of one column goes with one of the others: no fewer rows can tell that."""
+    kind = np.arange(60)
+    codes = [kind, (kind * 7) % 70, (kind * 11) % 65, kind % 30]
+    parts = [features for part in WHOLE.parts for features in part.sets]
+    cells = [np.ravel_multi_index([codes[f] for f in features], [WIDE[f] for f in features]) for features in parts]
+    shapes = [math.prod(WIDE[f] for f in features) for features in parts]
+    truth = np.concatenate([np.bincount(cell, minlength=size) / 60 for cell, size in zip(cells, shapes, strict=True)])
+    log = noisy(1e-4, values=truth, total=1e4)
+    monkeypatch.setattr(shrinking, "fitting_rows", lambda _measurements: 16)
+    few, enough = (replace(SMALL, rows=rows).fit(WIDE, log, seed=0) for rows in (16, 0))
+    assert few.weights.size == 16
+    assert enough.weights.size > 60
+    error, less = (np.abs(answers(model, WHOLE) - truth).max() for model in (few, enough))
+    assert error > 10 * less
+
+
 # --- numbers that are none
 
 

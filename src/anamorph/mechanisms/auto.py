@@ -9,9 +9,9 @@ own measurement although a triple tells of it: it has far fewer cells to spread 
 little of a marginal anyway, the largest tell all. With e the mean share of some marginals that noise would fill if they
 had all of the budget, single columns have 0.4 sqrt(e), from 0.02 to 0.4; of the rest those inside others have
 0.45 e / (1 + e), e of those inside no other, which have what is left. Where not even the cells of the latter could be
-told from noise, because its sigma would be a part s of the rows, single columns have 5 s, up to 0.9: they are all that
-can be told. Within each of the three, marginals share alike, but for the weights of the workload. The largest are left
-out while all have more than `MOST_CELLS` cells: what is inside them stands for them.
+told from noise, because its sigma would be a part s of the rows, single columns have 2.5 s, up to 0.6: they are nearly
+all that can be told. Within each of the three, marginals share alike, but for the weights of the workload. The largest
+are left out while all have more than `MOST_CELLS` cells: what is inside them stands for them.
 
 *Residuals.* Marginals that overlap tell the same of what they share again and again: all pairs of 16 columns tell 15
 times of each. The same budget may go to residuals (queries/strategies.py), which tell everything once: what marginals
@@ -55,7 +55,7 @@ from anamorph.errors import ParameterError, require_positive
 from anamorph.mechanisms.mechanism import Step, description, release
 from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
 from anamorph.models.least_squares import as_marginals
-from anamorph.models.shrinking import MOST_ROWS, Objective, ShrinkingProjection
+from anamorph.models.shrinking import Objective, ShrinkingProjection, most_rows
 from anamorph.models.thinning import thinned
 from anamorph.models.tiles import tile_bytes
 from anamorph.queries.bands import Banded
@@ -73,7 +73,7 @@ Reals = NDArray[np.float64]
 FEWEST, MOST = 0.02, 0.4
 """The least and the largest share of the budget for single columns, by how crowded with noise they are."""
 
-FAINT, ALMOST_ALL = 5.0, 0.9
+FAINT, MOST_FAINT = 2.5, 0.6
 """Their share for each part of the rows that the noise of the largest marginals is, and the largest such share."""
 
 BETWEEN = 0.45
@@ -131,7 +131,8 @@ class Auto:
         """Returns the bytes of what is measured, of its tiles, and of the rows with their optimiser and gradient."""
         if asks_numbers(workload):
             return RAPPlusPlus().memory(workload)
-        table, queries = 4 * sum(workload.sizes) * (self.rows or MOST_ROWS), planned(workload)
+        codes, queries = sum(workload.sizes), planned(workload)
+        table = 4 * codes * (self.rows or most_rows(codes))
         sets = tuple(features for part in queries.parts if isinstance(part, Marginals) for features in part.sets)
         held = 64 * min(workload.largest_block, workload.limit)
         return (450 << 20) + 16 * table + 48 * queries.cells + 3 * tile_bytes(workload.sizes, sets) + held
@@ -184,7 +185,7 @@ def split(curator: Curator, workload: Workload) -> Split:
     found = kinds(workload.sizes, asked_for(workload))
     first, last = (crowding(curator, sets) for sets in (found.singles, found.largest or found.singles))
     crowded = float(np.clip(0.4 * math.sqrt(first), FEWEST, MOST))
-    faint = min(FAINT * faintness(curator, found.largest), ALMOST_ALL) if found.largest else 0.0
+    faint = min(FAINT * faintness(curator, found.largest), MOST_FAINT) if found.largest else 0.0
     return Split(max(crowded, faint), BETWEEN * last / (1 + last))
 
 

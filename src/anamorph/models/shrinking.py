@@ -4,7 +4,8 @@ It minimises, by Adam steps on the logits of all probabilities and of the row we
 
     chi^2 / (2 n)  +  tail  +  penalty * I
 
-with chi^2 / (2 n) and the information I of relaxed.py. Four things are new, and all follow from public numbers.
+with chi^2 / (2 n) and the information I of relaxed.py. Four things are new, and all follow from public numbers,
+or from the noisy answers themselves.
 
 *The penalty.* It acts like a soft threshold: an answer that differs from what independence says is drawn towards it by
 about penalty * sigma^2 counts, whatever its size; so penalty = c / sigma draws it by c sigmas. What all marginals
@@ -38,8 +39,11 @@ The less noise there is, the more there is to fit: effort * (n / sigma)^(1/4) st
 little. Where there are many tiles, a step compares with a share of them: more steps for the same arithmetic.
 
 *The rows.* The more can be told from noise, the more rows it takes to tell it: n' is the power of two at or above
-4 sqrt(n / sigma), from 64 to 512. More would cost time and change little; with fewer, errors grow where there is little
-noise. Where rows times cells would be beyond `ROOM` there are fewer: the arithmetic of a step is their product.
+4 sqrt(n / sigma), from 64 to 512. With fewer, errors grow where there is little noise; more mostly change little. But
+columns that follow from each other take many: a row tells of one code of each. Such a fit leaves residuals that noise
+does not explain. If chi^2 is beyond 1.2 for each answer, as many times the rows are fitted anew, up to 8,192 and
+`LARGEST_WORK`. Where rows times cells would be beyond `ROOM` there are fewer: the arithmetic of a step is their
+product.
 
 References: the penalty, Vietri et al. 2022 and maximum entropy (McKenna et al. 2019) are kin to it; the universal
 threshold, Donoho & Johnstone 1994; Adam, Kingma & Ba 2015, with a falling rate, Loshchilov & Hutter 2017.
@@ -87,6 +91,18 @@ RARE = 20.0
 
 FEWEST_ROWS, MOST_ROWS = 64, 512
 """The fewest and the most relaxed rows, where their number follows from the noise."""
+
+UNEXPLAINED = 1.2
+"""Above how many times what noise would leave of chi^2 a fit has too few rows."""
+
+LARGEST, LARGEST_TABLE = 8192, 1 << 22
+"""The most relaxed rows of a fit that takes more of them, and the most rows times codes."""
+
+LARGEST_WORK = 1 << 43
+"""The most floating-point operations of such a fit: some minutes on two cores."""
+
+GATHERING = 32
+"""As how many operations the gathering of a factor of a single query counts."""
 
 ROOM = 1 << 34
 """The most rows times cells: minutes on two cores."""
@@ -153,6 +169,13 @@ class Aims(NamedTuple):
     steps: Array
     rate: Array
 
+    @property
+    def work(self) -> int:
+        """About how many floating-point operations a fit takes for each of its rows; functions are not counted."""
+        tiles = sum(6 * int(tiled.used) * tiled.lines.shape[1] ** 2 for tiled in self.goals.tiled)
+        single = sum(GATHERING * gathered.lines.size for gathered in self.goals.gathered)
+        return int(self.steps) * (tiles // int(self.parts) + single)
+
 
 class State(NamedTuple):
     """A descent under way."""
@@ -193,7 +216,8 @@ class ShrinkingProjection:
         if rows > TRIAL_ROWS or rows * sum(measurement.workload.cells for measurement in told) > TRIAL_ROOM:
             return self
         layout, trial = Layout(sizes), replace(self, rows=rows)
-        aims, begin, unseen = trial.aims(layout, told), trial.begin(layout, told, seed), goals.build(layout, held)
+        aims, begin = trial.aims(layout, told), trial.begin(layout, told, seed)
+        unseen = goals.build(layout, held, last=True)
         best, least = self, math.inf
         for factor in FACTORS:
             point, _ = descend(layout, begin, aims._replace(penalty=aims.penalty * factor), "try")
@@ -204,16 +228,28 @@ class ShrinkingProjection:
         return best
 
     def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
-        """Returns the rows that explain the measurements."""
-        layout = Layout(sizes)
-        aims = self.aims(layout, measurements)
-        point, finite = descend(layout, self.begin(layout, measurements, seed), aims)
+        """Returns the rows that explain the measurements: more of them for as long as noise does not explain the rest.
+
+        Each time they begin anew. Rows that begin where fewer have ended, two for one, end far behind these.
+        """
+        layout, rows = Layout(sizes), self.rows or fitting_rows(measurements)
+        aims, wanted = self.aims(layout, measurements), rows
+        while True:
+            rows = wanted
+            begin = replace(self, rows=rows).begin(layout, measurements, seed)
+            point, finite = descend(layout, begin, aims)
+            if self.rows or not finite:
+                break
+            wanted = explaining_rows(layout, point, aims, measurements)
+            if wanted <= rows:
+                break
         lines, weights = map(np.asarray, reveal(layout, point))
         return RelaxedRows(sizes, lines, weights, point, degraded=not finite)
 
     def aims(self, layout: Layout, measurements: Sequence[Measurement]) -> Aims:
         """Returns the goals, and what follows from the noise."""
-        built, heard, total = goals.build(layout, measurements), noise(measurements), counted(measurements)
+        built = goals.build(layout, measurements, last=True)
+        heard, total = noise(measurements), counted(measurements)
         tiles = int(built.tiled[0].used) if built.tiled else 1
         parts = min(MOST_PARTS, max(1, tiles // PART))
         reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
@@ -246,6 +282,25 @@ def fitting_rows(measurements: Sequence[Measurement]) -> int:
     room = ROOM // sum(measurement.workload.cells for measurement in measurements)
     most = min(MOST_ROWS.bit_length(), room.bit_length()) - 1
     return 1 << max(min(wanted, most), FEWEST_ROWS.bit_length() - 1)
+
+
+def most_rows(codes: int) -> int:
+    """Returns the most rows that there may be of so many codes."""
+    return max(MOST_ROWS, min(LARGEST, LARGEST_TABLE // codes))
+
+
+def explaining_rows(layout: Layout, point: Parameters, aims: Aims, measurements: Sequence[Measurement]) -> int:
+    """Returns how many rows should explain what these do not: chi^2 falls about as fast as rows grow.
+
+    They are no more than there is room for. What functions cost is not known: where there are some, it is these rows.
+    """
+    rows, answers = point.rows.size, sum(measurement.values.size for measurement in measurements)
+    left = 2 * counted(measurements) * float(unexplained(layout, point, aims.goals)) / answers
+    if not UNEXPLAINED < left < math.inf or aims.goals.functioned:
+        return rows
+    room = min(most_rows(layout.height), LARGEST_WORK // aims.work)
+    most = 1 << max(room.bit_length() - 1, 0)
+    return min(rows << math.ceil(math.log2(left)), most)
 
 
 def counted(measurements: Sequence[Measurement]) -> float:
