@@ -35,6 +35,29 @@ def test_columns_depend_on_as_many_as_is_said():
     assert max(dependence(even, *pair) for pair in itertools.combinations(range(3), 2)) < 0.05
 
 
+def test_a_visit_that_has_ended_does_not_go_on():
+    codes = unseen.sessions(rows=3000).table.codes
+    ended = np.maximum.accumulate(codes == 0, axis=1)
+    assert not np.any(codes[ended])
+    assert np.all(codes[:, 0] > 0)
+    assert 0.1 < np.mean(ended) < 0.99
+
+
+@pytest.mark.parametrize(("first", "second", "least"), [(2, 3, 1.0), (0, 4, 0.95), (5, 6, 1.0), (0, 1, 0.85)])
+def test_places_largely_follow_from_each_other(first, second, least):
+    codes = unseen.places(rows=20_000).table.codes
+    most = [np.bincount(codes[codes[:, first] == code, second]).max() for code in np.unique(codes[:, first])]
+    assert sum(most) >= least * len(codes)
+
+
+def test_the_numbers_of_a_trip_rise_together():
+    rows = unseen.trips(rows=5000)
+    distance, minutes, fare, tip, total = rows.table.codes[:, 4:9].T
+    for one, other, least in ((distance, minutes, 0.7), (distance, fare, 0.9), (fare, total, 0.9)):
+        assert np.corrcoef(one, other)[0, 1] > least
+    assert not np.any(tip[rows.table.codes[:, 2] > 0])
+
+
 def test_trials_are_left_out_where_they_are_said_to_be(monkeypatch):
     rows = unseen.network(rows=200, columns=3, largest=4, parents=2, evenness=1.0)
     kept, seen = shrinking.FACTORS, []
