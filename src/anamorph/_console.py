@@ -18,6 +18,7 @@ STAGES = {
     "round": "rounds",
     "try": "trying how much to shrink",
     "project": "projecting",
+    "again": "projecting with more rows",
     "sample": "drawing rows",
     "answer": "answering",
     "compare": "comparing",

@@ -232,17 +232,15 @@ class ShrinkingProjection:
 
         Each time they begin anew. Rows that begin where fewer have ended, two for one, end far behind these.
         """
-        layout, rows = Layout(sizes), self.rows or fitting_rows(measurements)
-        aims, wanted = self.aims(layout, measurements), rows
+        layout, rows, stage = Layout(sizes), self.rows or fitting_rows(measurements), "project"
+        aims = self.aims(layout, measurements)
         while True:
-            rows = wanted
             begin = replace(self, rows=rows).begin(layout, measurements, seed)
-            point, finite = descend(layout, begin, aims)
-            if self.rows or not finite:
-                break
-            wanted = explaining_rows(layout, point, aims, measurements)
+            point, finite = descend(layout, begin, aims, stage)
+            wanted = rows if self.rows or not finite else explaining_rows(layout, point, aims, measurements)
             if wanted <= rows:
                 break
+            rows, stage = wanted, "again"
         lines, weights = map(np.asarray, reveal(layout, point))
         return RelaxedRows(sizes, lines, weights, point, degraded=not finite)
 
