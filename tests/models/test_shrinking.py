@@ -591,7 +591,7 @@ def grown(monkeypatch, losses, estimator=None, log=None):
         ([1.21, 1.1], [256, 512]),
         ([1.9, 1.3, 0.5], [256, 512, 1024]),
         ([2.1, 1.0], [256, 1024]),
-        ([900.0, 900.0], [256, 8192]),
+        ([900.0, 900.0], [256, 4096]),
     ],
 )
 def test_there_are_more_rows_for_as_long_as_noise_does_not_explain_the_rest(monkeypatch, losses, rows):

@@ -41,7 +41,7 @@ little. Where there are many tiles, a step compares with a share of them: more s
 *The rows.* The more can be told from noise, the more rows it takes to tell it: n' is the power of two at or above
 4 sqrt(n / sigma), from 64 to 512. With fewer, errors grow where there is little noise; more mostly change little. But
 columns that follow from each other take many: a row tells of one code of each. Such a fit leaves residuals that noise
-does not explain. If chi^2 is beyond 1.2 for each answer, as many times the rows are fitted anew, up to 8,192 and
+does not explain. If chi^2 is beyond 1.2 for each answer, as many times the rows are fitted anew, up to 4,096 and
 `LARGEST_WORK`. Where rows times cells would be beyond `ROOM` there are fewer: the arithmetic of a step is their
 product.
 
@@ -95,7 +95,7 @@ FEWEST_ROWS, MOST_ROWS = 64, 512
 UNEXPLAINED = 1.2
 """Above how many times what noise would leave of chi^2 a fit has too few rows."""
 
-LARGEST, LARGEST_TABLE = 8192, 1 << 22
+LARGEST, LARGEST_TABLE = 4096, 1 << 22
 """The most relaxed rows of a fit that takes more of them, and the most rows times codes."""
 
 LARGEST_WORK = 1 << 43
