@@ -173,7 +173,8 @@ def errors(rows: Rows, name: str, epsilon: float, seed: int) -> tuple[float, flo
     queries = parse_workload(WORKLOAD, rows.schema)
     budget = Budget(epsilon=epsilon, delta=1 / rows.rows() ** 2)
     curator = Curator(rows, budget, neighbours="add-remove", unsafe_seed=1000 + seed)
-    with mock.patch.object(shrinking, "FACTORS", shrinking.FACTORS[: None if name != UNTRIED else 1]):
+    factors, loudness = ((), ()) if name == UNTRIED else (shrinking.FACTORS, shrinking.LOUDNESS)
+    with mock.patch.multiple(shrinking, FACTORS=factors, LOUDNESS=loudness):
         found = merged(model_errors(rows, MECHANISMS[name](curator, queries, seed=seed).model, queries))
     return found.max_error, found.tv or 0.0
 

@@ -60,15 +60,15 @@ def test_the_numbers_of_a_trip_rise_together():
 
 def test_trials_are_left_out_where_they_are_said_to_be(monkeypatch):
     rows = unseen.network(rows=200, columns=3, largest=4, parents=2, evenness=1.0)
-    kept, seen = shrinking.FACTORS, []
+    kept, seen = (shrinking.FACTORS, shrinking.LOUDNESS), []
 
     def spy(curator, workload, *, seed):
-        seen.append(shrinking.FACTORS)
+        seen.append((shrinking.FACTORS, shrinking.LOUDNESS))
         return Independent()(curator, workload, seed=seed)
 
     monkeypatch.setattr(unseen, "MECHANISMS", dict.fromkeys(("auto", unseen.UNTRIED), spy))
     errors = [unseen.errors(rows, name, 1.0, 0) for name in ("auto", unseen.UNTRIED)]
-    assert seen == [kept, (1.0,)]
-    assert kept == shrinking.FACTORS
+    assert seen == [kept, ((), ())]
+    assert kept == (shrinking.FACTORS, shrinking.LOUDNESS)
     assert errors[0] == errors[1]
     assert 0 < errors[0][0] < 1

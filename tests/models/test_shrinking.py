@@ -21,6 +21,7 @@ from anamorph.curator.budget import Budget, gaussian_sigma
 from anamorph.curator.curator import Curator
 from anamorph.curator.tallies import GroupBy
 from anamorph.models import shrinking
+from anamorph.models.quieting import quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows
 from anamorph.models.shrinking import (
     DISPATCH,
@@ -466,19 +467,52 @@ def suited(log, estimator=SMALL, seed=0):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_more_is_shrunk_where_columns_hardly_depend_on_each_other(seed):
+@pytest.mark.parametrize("louder", [True, False])
+def test_less_is_told_where_columns_hardly_depend_on_each_other(monkeypatch, louder, seed):
+    if not louder:
+        monkeypatch.setattr(shrinking, "LOUDNESS", ())
     values = unrelated()
     log = noisy(2e-4, seed, values=values)
     chosen = suited(log, seed=seed)
-    assert chosen.strength > 1
-    assert chosen == replace(SMALL, strength=chosen.strength)
+    assert (chosen.loudness > 0) == louder
+    assert chosen.strength > 1 or louder
+    assert chosen == replace(SMALL, strength=chosen.strength, loudness=chosen.loudness)
     before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
     assert np.abs(after - values).sum() < 0.8 * np.abs(before - values).sum()
 
 
+def test_pairs_that_are_quiet_are_fitted_as_independent():
+    log = noisy(2e-4, values=unrelated())
+    found, expected = (
+        estimator.fit(WIDE, heard, seed=0)
+        for estimator, heard in ((replace(SMALL, loudness=2.0), log), (SMALL, quieted(log, 2.0)))
+    )
+    np.testing.assert_array_equal(found.probabilities, expected.probabilities)
+    assert not np.array_equal(found.probabilities, SMALL.fit(WIDE, log, seed=0).probabilities)
+
+
+def test_loudness_is_tried_before_strength_and_only_where_pairs_are_quiet(monkeypatch):
+    seen, losses = [], iter([900, 800, 700, 600, 600])
+    monkeypatch.setattr(shrinking, "descend", lambda _layout, point, *_more: (point, True))
+    monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(losses) / (2 * 100.0))
+    aims = ShrinkingProjection.aims
+    monkeypatch.setattr(
+        ShrinkingProjection,
+        "aims",
+        lambda self, *more: seen.append((self.loudness, self.strength)) or aims(self, *more),
+    )
+    assert suited(noisy(2e-4, values=unrelated())) == replace(SMALL, loudness=2.0, strength=2.0)
+    assert seen == [(0, 1), (1, 1), (2, 1), (2, 2), (2, 4)]
+    seen.clear()
+    losses = iter([900, 900])
+    monkeypatch.setattr(shrinking, "quieted", lambda told, _loudness: told)
+    assert suited(noisy(2e-4, values=unrelated())) == SMALL
+    assert seen == [(0, 1), (0, 2)]
+
+
 @pytest.mark.parametrize("sigma", [1e-5, 5e-4])
 def test_no_more_is_shrunk_where_columns_depend_on_each_other(sigma):
-    assert suited(noisy(sigma)).strength == 1
+    assert suited(noisy(sigma)) == SMALL
 
 
 def test_a_strength_is_a_factor_of_the_penalty():
@@ -498,6 +532,7 @@ def tried(monkeypatch, losses, estimator=SMALL, log=None):
 
     log = log or noisy(0.01)
     monkeypatch.setattr(shrinking, "descend", descended)
+    monkeypatch.setattr(shrinking, "LOUDNESS", ())
     monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(left) / (2 * log[0].total))
     return suited(log, estimator).strength, aims
 
@@ -510,7 +545,7 @@ def tried(monkeypatch, losses, estimator=SMALL, log=None):
         ([900, 880, 0.0, 1e9], 4, 4),
         ([900, 880, 875], 2, 3),
         ([900, 800, 700, 600, 500], 16, 5),
-        ([math.nan], 1, 1),
+        ([math.nan, 0.0], 1, 2),
         ([900, math.nan], 1, 2),
     ],
 )

@@ -24,8 +24,9 @@ doubt, as e^(1/10) where it fills them all; and where sigma is no small part of 
 be told from noise, and all is drawn to independence.
 
 *How dependent the columns are* no public number tells. Where most pairs hardly depend on each other, that penalty lets
-through noise that is larger than all there is to tell. So two, four, ... times as much is tried (`suited`), for as long
-as rows fitted to one half of a thinned measurement (thinning.py) explain the other half better.
+through noise that is larger than all there is to tell. So it is tried (`suited`) to tell pairs that noise explains as
+independent (quieting.py), and to shrink two, four, ... times as much, for as long as rows fitted to one half of a
+thinned measurement (thinning.py) explain the other half better.
 
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
@@ -67,6 +68,7 @@ from numpy.typing import NDArray
 from anamorph import progress
 from anamorph.curator.tallies import AtLeast, GroupBy, marginal_cells
 from anamorph.models import goals
+from anamorph.models.quieting import quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
 from anamorph.models.simplex import NOWHERE, Layout, softmax
 from anamorph.models.tiles import Share, Tail
@@ -113,7 +115,10 @@ LEAST_SHARE = 0.2
 TRIAL_ROWS, TRIAL_ROOM = 128, 1 << 29
 """The most rows of a trial, and the most rows times cells: seconds on two cores."""
 
-FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
+LOUDNESS = (1.0, 2.0)
+"""How loud pairs are tried to be that are not told as independent (quieting.py)."""
+
+FACTORS = (2.0, 4.0, 8.0, 16.0)
 """How many times as much is tried to be shrunk."""
 
 GAIN = 10.0
@@ -202,11 +207,13 @@ class ShrinkingProjection:
     """What matters: the largest error, the average one, or both."""
     strength: float = 1.0
     """How much is shrunk, in relation to what public numbers say."""
+    loudness: float = 0.0
+    """How loud pairs must be not to be told as independent; 0: whatever they are."""
 
     def suited(
         self, sizes: tuple[int, ...], told: Sequence[Measurement], held: Sequence[Measurement], *, seed: int
     ) -> ShrinkingProjection:
-        """Returns the estimator that shrinks as much as best explains what is held back of a measurement.
+        """Returns the estimator that best explains what is held back of a measurement, by what it quiets and shrinks.
 
         Half of the rows are fitted, but at least `FEWEST_ROWS`. Where these would be more than `TRIAL_ROWS`, noise lets
         so much be told that it makes no difference; where they and the cells have no `TRIAL_ROOM`, it would take long.
@@ -215,16 +222,23 @@ class ShrinkingProjection:
         rows = max(all_rows // 2, min(all_rows, FEWEST_ROWS))
         if rows > TRIAL_ROWS or rows * sum(measurement.workload.cells for measurement in told) > TRIAL_ROOM:
             return self
-        layout, trial = Layout(sizes), replace(self, rows=rows)
-        aims, begin = trial.aims(layout, told), trial.begin(layout, told, seed)
-        unseen = goals.build(layout, held, last=True)
-        best, least = self, math.inf
-        for factor in FACTORS:
-            point, _ = descend(layout, begin, aims._replace(penalty=aims.penalty * factor), "try")
-            chi_squared = 2 * counted(held) * float(unexplained(layout, point, unseen))
-            if not chi_squared < least - GAIN:
-                break
-            best, least = replace(self, strength=self.strength * factor), chi_squared
+        layout, unseen = Layout(sizes), goals.build(Layout(sizes), held, last=True)
+        begin = replace(self, rows=rows).begin(layout, told, seed)
+
+        def judged(chosen: ShrinkingProjection) -> float:
+            point, _ = descend(layout, begin, chosen.aims(layout, told), "try")
+            return 2 * counted(held) * float(unexplained(layout, point, unseen))
+
+        best, least = self, judged(self)
+        some_quiet = quieted(told, max(LOUDNESS, default=0)) is not told
+        louder = [{"loudness": loudness} for loudness in LOUDNESS if some_quiet]
+        for ladder in (louder, [{"strength": self.strength * factor} for factor in FACTORS]):
+            for rung in ladder:
+                chosen = replace(best, **rung)
+                chi_squared = judged(chosen)
+                if not chi_squared < least - GAIN:
+                    break
+                best, least = chosen, chi_squared
         return best
 
     def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
@@ -246,7 +260,8 @@ class ShrinkingProjection:
 
     def aims(self, layout: Layout, measurements: Sequence[Measurement]) -> Aims:
         """Returns the goals, and what follows from the noise."""
-        built = goals.build(layout, measurements, last=True)
+        quiet = quieted(measurements, self.loudness) if self.loudness else measurements
+        built = goals.build(layout, quiet, last=True)
         heard, total = noise(measurements), counted(measurements)
         tiles = int(built.tiled[0].used) if built.tiled else 1
         parts = min(MOST_PARTS, max(1, tiles // PART))
