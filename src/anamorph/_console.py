@@ -16,7 +16,7 @@ STAGES = {
     "read": "reading the data",
     "measure": "measuring",
     "round": "rounds",
-    "try": "trying how much to shrink",
+    "try": "trying how much to tell",
     "project": "projecting",
     "again": "projecting with more rows",
     "sample": "drawing rows",

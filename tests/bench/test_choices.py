@@ -92,7 +92,7 @@ def test_other_aims_change_one_thing(toy):
 def test_those_that_say_so_try_how_much_to_shrink(toy, monkeypatch):
     asked = []
     monkeypatch.setattr(choices.Varied, "suited", lambda self, *_halves, seed: asked.append(seed) or self)
-    for seed, name in enumerate(("auto", "strength tried", choices.BASE, "strength x 2")):
+    for seed, name in enumerate(("auto", "tried", choices.BASE, "strength x 2")):
         choices.measured(Key("toy", TOY, 1.0, name, seed))
     assert asked == [0, 1]
 

@@ -43,7 +43,7 @@ class Told(NamedTuple):
 
 def quieted(measurements: Sequence[Measurement], loudness: float) -> Sequence[Measurement]:
     """Returns measurements in which quiet pairs are independent; the same where none are."""
-    told, changed = whole_marginals(measurements), dict[int, Reals]()
+    told, changed = told_whole(measurements), dict[int, Reals]()
     inside = {pair for features in marginals(measurements) for pair in pairs(features) if len(features) > 2}
     for features, (number, span, sigma) in told.items():
         known = len(features) == 2 and all((feature,) in told for feature in features)
@@ -76,7 +76,7 @@ def pairs(features: tuple[int, ...]) -> Iterator[frozenset[int]]:
     return map(frozenset, itertools.combinations(features, 2))
 
 
-def whole_marginals(measurements: Sequence[Measurement]) -> dict[tuple[int, ...], Told]:
+def told_whole(measurements: Sequence[Measurement]) -> dict[tuple[int, ...], Told]:
     """Returns where each marginal was measured whole, the last time that it was."""
     found = {}
     for number, measurement in enumerate(measurements):

@@ -411,10 +411,10 @@ def objective(layout: Layout, point: Parameters, aims: Aims, step: Array) -> Arr
 
 
 @partial(jax.jit, static_argnums=0)
-def unexplained(layout: Layout, point: Parameters, unseen: goals.Goals) -> Array:
-    """Returns chi^2 / (2 n) of what a fit has not seen."""
+def unexplained(layout: Layout, point: Parameters, measured: goals.Goals) -> Array:
+    """Returns chi^2 / (2 n) alone: of what was fitted, or of what was held back."""
     probabilities, weights = shares(point)
-    return lines_loss(layout, layout.flatten(probabilities), weights, unseen)
+    return lines_loss(layout, layout.flatten(probabilities), weights, measured)
 
 
 def shares(point: Parameters) -> tuple[tuple[Array, ...], Array]:
