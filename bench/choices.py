@@ -83,7 +83,7 @@ class Variant:
     """Where it differs from `auto`."""
     neighbours: Relation = "add-remove"
     tried: bool = False
-    """Whether it tries what to quiet and how much to shrink; others do as public numbers say, or as their change."""
+    """Whether it tries what to quiet; others do as public numbers say, or as their change."""
 
 
 def changed(change: Callable[[Aims, Sequence[Measurement]], Aims]) -> Variant:
@@ -121,6 +121,7 @@ VARIANTS: dict[str, Variant] = {
     BASE: Variant(),
     "auto": Variant(estimator=replace(FIXED, rows=Auto().rows), tried=True),
     "tried": Variant(tried=True),
+    "always quieted": Variant(estimator=replace(FIXED, loudness=shrinking.LOUDNESS)),
     "no penalty": penalised(lambda _: 0.0),
     "strength x 0.5": penalised(lambda _: 0.5),
     "strength x 2": penalised(lambda _: 2.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -60,15 +61,15 @@ def test_the_numbers_of_a_trip_rise_together():
 
 def test_trials_are_left_out_where_they_are_said_to_be(monkeypatch):
     rows = unseen.network(rows=200, columns=3, largest=4, parents=2, evenness=1.0)
-    kept, seen = (shrinking.FACTORS, shrinking.LOUDNESS), []
+    kept, seen = shrinking.WORTH, []
 
     def spy(curator, workload, *, seed):
-        seen.append((shrinking.FACTORS, shrinking.LOUDNESS))
+        seen.append(shrinking.WORTH)
         return Independent()(curator, workload, seed=seed)
 
     monkeypatch.setattr(unseen, "MECHANISMS", dict.fromkeys(("auto", unseen.UNTRIED), spy))
-    errors = [unseen.errors(rows, name, 1.0, 0) for name in ("auto", unseen.UNTRIED)]
-    assert seen == [kept, ((), ())]
-    assert kept == (shrinking.FACTORS, shrinking.LOUDNESS)
+    errors = [unseen.errors(rows, unseen.WORKLOADS[0], name, 1.0, 0) for name in ("auto", unseen.UNTRIED)]
+    assert seen == [kept, math.inf]
+    assert kept == shrinking.WORTH
     assert errors[0] == errors[1]
     assert 0 < errors[0][0] < 1

@@ -541,7 +541,7 @@ def test_how_much_is_shrunk_is_tried_on_halves_of_what_is_said(monkeypatch, rela
 
     def suited(self, sizes, *halves, seed):
         given.append((sizes, halves, seed))
-        return replace(self, strength=8.0)
+        return replace(self, loudness=8.0)
 
     monkeypatch.setattr(ShrinkingProjection, "suited", suited)
     found = SMALL(curator(relation=relation), PAIRS, seed=3)
@@ -550,7 +550,7 @@ def test_how_much_is_shrunk_is_tried_on_halves_of_what_is_said(monkeypatch, rela
     for half, expected in zip(halves, thinned(found.measurements, seed=3), strict=True):
         np.testing.assert_array_equal(half[0].values, auto.told(SIZES, expected)[0].values)
     told = auto.told(SIZES, found.measurements)
-    refitted = ShrinkingProjection(rows=16, effort=1.0, strength=8.0).fit(SIZES, told, seed=3)
+    refitted = ShrinkingProjection(rows=16, effort=1.0, loudness=8.0).fit(SIZES, told, seed=3)
     np.testing.assert_array_equal(refitted.probabilities, found.model.probabilities)
     assert found.mechanism == description(SMALL), "nobody sets it"
 

@@ -467,16 +467,12 @@ def suited(log, estimator=SMALL, seed=0):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("louder", [True, False])
-def test_less_is_told_where_columns_hardly_depend_on_each_other(monkeypatch, louder, seed):
-    if not louder:
-        monkeypatch.setattr(shrinking, "LOUDNESS", ())
+def test_less_is_told_where_columns_hardly_depend_on_each_other(seed):
     values = unrelated()
     log = noisy(2e-4, seed, values=values)
     chosen = suited(log, seed=seed)
-    assert (chosen.loudness > 0) == louder
-    assert chosen.strength > 1 or louder
-    assert chosen == replace(SMALL, strength=chosen.strength, loudness=chosen.loudness)
+    assert chosen.loudness > 0
+    assert chosen == replace(SMALL, loudness=chosen.loudness)
     before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
     assert np.abs(after - values).sum() < 0.8 * np.abs(before - values).sum()
 
@@ -491,94 +487,74 @@ def test_pairs_that_are_quiet_are_fitted_as_independent():
     assert not np.array_equal(found.probabilities, SMALL.fit(WIDE, log, seed=0).probabilities)
 
 
-def test_loudness_is_tried_before_strength_and_only_where_pairs_are_quiet(monkeypatch):
-    seen, losses = [], iter([900, 800, 700, 600, 600])
-    monkeypatch.setattr(shrinking, "descend", lambda _layout, point, *_more: (point, True))
-    monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(losses) / (2 * 100.0))
-    aims = ShrinkingProjection.aims
-    monkeypatch.setattr(
-        ShrinkingProjection,
-        "aims",
-        lambda self, *more: seen.append((self.loudness, self.strength)) or aims(self, *more),
-    )
-    assert suited(noisy(2e-4, values=unrelated())) == replace(SMALL, loudness=2.0, strength=2.0)
-    assert seen == [(0, 1), (1, 1), (2, 1), (2, 2), (2, 4)]
-    seen.clear()
-    losses = iter([900, 900])
-    monkeypatch.setattr(shrinking, "quieted", lambda told, _loudness: told)
-    assert suited(noisy(2e-4, values=unrelated())) == SMALL
-    assert seen == [(0, 1), (0, 2)]
-
-
 @pytest.mark.parametrize("sigma", [1e-5, 5e-4])
-def test_no_more_is_shrunk_where_columns_depend_on_each_other(sigma):
+def test_nothing_is_quieted_where_columns_depend_on_each_other(sigma):
     assert suited(noisy(sigma)) == SMALL
 
 
-def test_a_strength_is_a_factor_of_the_penalty():
-    log = noisy(1e-3)
-    plain, strong = (replace(SMALL, strength=strength).aims(Layout(WIDE), log) for strength in (1.0, 4.0))
-    assert float(strong.penalty) == pytest.approx(4 * float(plain.penalty))
-    assert (int(strong.steps), strong.tail) == (int(plain.steps), plain.tail)
+def tried(monkeypatch, losses, estimator=SMALL, log=None, share=1.0):
+    """What is found where the trials leave these chi^2, and how loud, of how many rows each of them was."""
+    seen, left, aims = [], iter(losses), ShrinkingProjection.aims
 
+    def heard(self, layout, told):
+        seen.append([self.loudness])
+        return aims(self, layout, told)
 
-def tried(monkeypatch, losses, estimator=SMALL, log=None):
-    """What is found where the trials leave these chi^2, and the penalties of the trials."""
-    aims, left = [], iter(losses)
-
-    def descended(_layout, point, given, _stage):
-        aims.append((float(given.penalty), point.rows.size))
+    def descended(_layout, point, _aims, _stage):
+        seen[-1].append(point.rows.size)
         return point, True
 
     log = log or noisy(0.01)
+    monkeypatch.setattr(ShrinkingProjection, "aims", heard)
     monkeypatch.setattr(shrinking, "descend", descended)
-    monkeypatch.setattr(shrinking, "LOUDNESS", ())
+    monkeypatch.setattr(shrinking, "quiet_share", lambda _told, loudness: share if loudness == 4 else 0)
     monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(left) / (2 * log[0].total))
-    return suited(log, estimator).strength, aims
+    return suited(log, estimator).loudness, seen
 
 
 @pytest.mark.parametrize(
-    ("losses", "strength", "trials"),
+    ("losses", "found", "trials"),
     [
-        ([900, 900], 1, 2),
-        ([900, 895, 0], 1, 2),
-        ([900, 880, 0.0, 1e9], 4, 4),
-        ([900, 880, 875], 2, 3),
-        ([900, 800, 700, 600, 500], 16, 5),
-        ([math.nan, 0.0], 1, 2),
-        ([900, math.nan], 1, 2),
+        ([900, 900, 900], 0, [0, 2, 1]),
+        ([900, 895, 880], 1, [0, 2, 1]),
+        ([900, 895, 895], 0, [0, 2, 1]),
+        ([900, 880, 890], 2, [0, 2, 4]),
+        ([900, 880, 870], 4, [0, 2, 4]),
+        ([math.nan, 0.0, 0.0], 0, [0, 2, 1]),
+        ([900, math.nan, 800], 0, [0, 2, 1]),
+        ([900, 800, math.nan], 2, [0, 2, 4]),
     ],
 )
-def test_trials_go_on_while_what_is_held_back_is_explained_better(monkeypatch, losses, strength, trials):
-    found, aims = tried(monkeypatch, losses)
-    assert found == strength
-    penalties = [penalty for penalty, _ in aims]
-    np.testing.assert_allclose(penalties, penalties[0] * 2.0 ** np.arange(trials))
+def test_what_explains_best_what_is_held_back_is_chosen(monkeypatch, losses, found, trials):
+    loudness, seen = tried(monkeypatch, losses)
+    assert loudness == found
+    assert [loud for loud, _ in seen] == trials
 
 
-def test_a_strength_that_was_given_is_multiplied(monkeypatch):
-    assert tried(monkeypatch, [900, 800, 800], replace(SMALL, strength=0.5))[0] == 1
+@pytest.mark.parametrize(("rows", "trial"), [(7, 7), (64, 64), (128, 64), (1025, 512), (0, 64)])
+def test_trials_have_half_of_the_rows_but_at_least_some(monkeypatch, rows, trial):
+    _, seen = tried(monkeypatch, [1, 1, 1], replace(SMALL, rows=rows))
+    assert [size for _, size in seen] == [trial] * 3
 
 
-@pytest.mark.parametrize(("rows", "trial"), [(7, 7), (64, 64), (128, 64), (257, 128), (258, 0), (0, 64)])
-def test_trials_have_few_rows(monkeypatch, rows, trial):
-    _, aims = tried(monkeypatch, [1, 1], replace(SMALL, rows=rows))
-    assert [size for _, size in aims] == [trial] * 2 * (trial > 0)
-
-
-@pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 0)])
-def test_trials_have_half_of_the_rows_unless_these_are_many(monkeypatch, sigma, trial):
+@pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 256)])
+def test_trials_have_half_of_the_rows_that_suit_the_noise(monkeypatch, sigma, trial):
     log = noisy(sigma)
-    assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 0: 512}[trial]
-    _, aims = tried(monkeypatch, [1, 1], replace(SMALL, rows=0), log)
-    assert [size for _, size in aims] == [trial] * 2 * (trial > 0)
+    assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 256: 512}[trial]
+    _, seen = tried(monkeypatch, [1, 1, 1], replace(SMALL, rows=0), log)
+    assert [size for _, size in seen] == [trial] * 3
+
+
+@pytest.mark.parametrize(("share", "trials"), [(0.24, 0), (0.25, 3)])
+def test_nothing_is_tried_where_little_is_quiet(monkeypatch, share, trials):
+    assert len(tried(monkeypatch, [1, 1, 1], share=share)[1]) == trials
 
 
 def test_there_are_no_trials_where_there_is_no_room(monkeypatch):
     monkeypatch.setattr(shrinking, "TRIAL_ROOM", SMALL.rows * WHOLE.cells - 1)
-    assert tried(monkeypatch, []) == (1, [])
+    assert tried(monkeypatch, []) == (0, [])
     monkeypatch.setattr(shrinking, "TRIAL_ROOM", SMALL.rows * WHOLE.cells)
-    assert len(tried(monkeypatch, [1, 1])[1]) == 2
+    assert len(tried(monkeypatch, [1, 1, 1])[1]) == 3
 
 
 def test_what_is_held_back_is_judged_by_chi_squared_alone():
@@ -591,7 +567,7 @@ def test_what_is_held_back_is_judged_by_chi_squared_alone():
 def test_trials_are_told_as_such():
     told = []
     with progress.listening(lambda *what: told.append(what)):
-        suited(noisy(0.01))
+        suited(noisy(2e-4, values=unrelated()))
     assert {stage for stage, _, _ in told} == {"try"}
     assert told[-1][1] == told[-1][2]
 

@@ -214,7 +214,7 @@ def readings(measurements: Sequence[Measurement]) -> Iterator[tuple[Tally, Reals
 
 
 def measured(sizes: tuple[int, ...], measurements: Sequence[Measurement]) -> Iterator[Measured]:
-    """Yields the marginals and residuals that were measured whole; nothing else is looked at."""
+    """Yields the marginals and residuals that were measured whole, views of the answers; nothing else is looked at."""
     for tally, values, sigma in readings(measurements):
         if isinstance(tally, GroupBy | Residual) and tally.cells == marginal_cells(sizes, tally.features):
             order = sorted(range(len(tally.features)), key=tally.features.__getitem__)

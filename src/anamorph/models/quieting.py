@@ -1,111 +1,114 @@
-"""Quieting: pairs of columns whose dependence noise explains are told as independent.
+"""Quieting: what noise explains of how columns depend on each other is told as if they did not.
 
-A noisy marginal of two columns is the sum of what its single columns tell and of their *interaction*, the part whose
-rows and columns sum to 0, of (a - 1)(b - 1) dimensions. If the columns are independent, the interaction is that of the
-product of the two single columns, but for noise: with d dimensions, the squared distance from it in sigmas is chi^2 of
-d, and hardly any cell is off by more than sqrt(2 ln d). A pair is *quiet* if
+A marginal is the sum of the residuals of all sets of its features (least_squares.py). That of a set of two or more is
+their *interaction*: what no smaller marginal tells, of d = (a - 1)(b - 1)... dimensions. The plainest marginal that has
+the smaller ones inside it, that of largest entropy, has an interaction too; of a pair it is the product of the two
+single columns. If there is nothing more to tell, the measured interaction is that one but for noise: their squared
+distance in sigmas is chi^2 of d, and hardly any cell is off by more than sqrt(2 ln d). A set is *quiet* if
 
     chi^2 < d + loudness * sqrt(2 d)   and   every cell is off by less than sqrt(2 ln d) + loudness / 2  sigmas:
 
-its interaction is replaced by that of the product. What remains has no noise of pairs that have nothing to tell; the
-penalty of a fit need not be so strong as to throw it away, and leaves more of those that do. Both tests are needed: in
-large marginals a few strong cells hide in chi^2.
+its interaction is replaced by the plainest. Smaller sets go first, so that what is quiet in pairs does not make triples
+loud. What remains has no noise of sets that have nothing to tell; the penalty of a fit need not be so strong as to
+throw it away, and leaves more of those that do. Both tests are needed: in large marginals a few strong cells hide in
+chi^2.
 
-Where most pairs depend on each other a little, many of these are quiet and lost. Whether quieting helps is therefore
-tried on held-back noise (shrinking.py). Pairs inside larger marginals that were measured are left as they are: the
-larger would go on telling of them.
+The plainest marginal is found by fitting it to each of the smaller ones in turn (iterative proportional fitting), which
+for pairs ends at once. The noise of the smaller ones is in it too, but they have fewer cells, and less of it.
+
+Where most sets tell a little, many of these are quiet and lost. Whether quieting helps is therefore tried on held-back
+noise (shrinking.py). Only whole marginals are changed; of single cells, thresholds and functions nothing is quieted.
+
+Reference: Deming & Stephan 1940 (proportional fitting).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anamorph.curator.tallies import AtLeast, GroupBy, marginal_cells
+from anamorph.curator.tallies import marginal_cells
+from anamorph.models.least_squares import LeastSquares, Part, centred, least_squares, measured
+from anamorph.queries.residuals import subsets
 from anamorph.release import Measurement
 
+Features = tuple[int, ...]
 Reals = NDArray[np.float64]
 
-
-class Told(NamedTuple):
-    """A whole marginal that was measured: by which measurement, where in its answers, and its sigma."""
-
-    measurement: int
-    span: slice
-    sigma: float
+SWEEPS = 10
+"""How many times the plainest marginal of three or more features is fitted to those inside it."""
 
 
 def quieted(measurements: Sequence[Measurement], loudness: float) -> Sequence[Measurement]:
-    """Returns measurements in which quiet pairs are independent; the same where none are."""
-    told, changed = told_whole(measurements), dict[int, Reals]()
-    inside = {pair for features in marginals(measurements) for pair in pairs(features) if len(features) > 2}
-    for features, (number, span, sigma) in told.items():
-        known = len(features) == 2 and all((feature,) in told for feature in features)
-        if not known or frozenset(features) in inside:
-            continue
-        product = np.outer(*(distribution(measurements, told[(feature,)]) for feature in features))
-        values = measurements[number].values[span].reshape(product.shape)
-        surplus = interaction(values) - interaction(product)
-        if quiet(surplus / sigma, loudness):
-            answers = changed.setdefault(number, measurements[number].values.copy())
-            answers[span] = (values - surplus).ravel()
-    if not changed:
+    """Returns measurements in which what is quiet is as plain as it can be; the same where nothing is."""
+    sizes = measurements[-1].workload.sizes
+    found = surpluses(least_squares(sizes, measurements), loudness)
+    if not found:
         return measurements
-    return tuple(
-        replace(measurement, values=changed.get(number, measurement.values))
-        for number, measurement in enumerate(measurements)
-    )
+    changed = tuple(replace(measurement, values=measurement.values.copy()) for measurement in measurements)
+    for features, values, _, residual in measured(sizes, changed):
+        for subset in [features] if residual else subsets(sizes, features):
+            if subset in found:
+                outside = marginal_cells(sizes, features) // marginal_cells(sizes, subset)
+                shape = [sizes[feature] if feature in subset else 1 for feature in features]
+                values[...] -= found[subset].reshape(shape) / outside
+    return changed
 
 
-def marginals(measurements: Sequence[Measurement]) -> Iterator[tuple[int, ...]]:
-    """Yields the features of all marginals of which something was measured."""
-    for measurement in measurements:
-        for piece in measurement.workload.pieces():
-            if isinstance(piece.tally, GroupBy | AtLeast):
-                yield from piece.tally.sets
+def quiet_share(measurements: Sequence[Measurement], loudness: float) -> float:
+    """Returns the share of the dimensions of all interactions that is quiet."""
+    known = least_squares(measurements[-1].workload.sizes, measurements)
+    quiet_ones = sum(map(dimensions, surpluses(known, loudness).values()))
+    return quiet_ones / max(sum(dimensions(part.values) for part in known.parts.values() if part.values.ndim > 1), 1)
 
 
-def pairs(features: tuple[int, ...]) -> Iterator[frozenset[int]]:
-    """Yields the pairs inside a marginal."""
-    return map(frozenset, itertools.combinations(features, 2))
-
-
-def told_whole(measurements: Sequence[Measurement]) -> dict[tuple[int, ...], Told]:
-    """Returns where each marginal was measured whole, the last time that it was."""
-    found = {}
-    for number, measurement in enumerate(measurements):
-        first = 0
-        for piece in measurement.workload.pieces():
-            span = slice(first, first + piece.tally.cells)
-            first = span.stop
-            tally = piece.tally
-            if not isinstance(tally, GroupBy) or piece.blocks > 1:
-                continue
-            if tally.cells == marginal_cells(tally.sizes, tally.features):
-                found[tally.features] = Told(number, span, float(measurement.sigma[piece.first]))
+def surpluses(known: LeastSquares, loudness: float) -> dict[Features, Reals]:
+    """Returns by how much the interactions of quiet sets differ from the plainest."""
+    found: dict[Features, Reals] = {}
+    parts = dict(known.parts)
+    plainer = LeastSquares(known.sizes, parts)  # has what is quieted here
+    for features in sorted(known.parts, key=len):
+        if len(features) > 1 and known.knows(features):
+            part = known.parts[features]
+            plain = centred(plainest(plainer, features))
+            surplus = part.values - plain
+            if quiet(surplus / math.sqrt(part.variance), loudness):
+                found[features], parts[features] = surplus, Part(plain, part.variance)
     return found
 
 
-def distribution(measurements: Sequence[Measurement], told: Told) -> Reals:
-    """Returns what was measured of a single column, without what no distribution has."""
-    values = np.maximum(measurements[told.measurement].values[told.span], 0)
-    return values / values.sum() if values.any() else np.full(values.size, 1 / values.size)
+def plainest(model: LeastSquares, features: Features) -> Reals:
+    """Returns about the marginal of largest entropy among those that have the marginals inside it."""
+    shape = [model.sizes[feature] for feature in features]
+    inside = [distribution(model, features[:axis] + features[axis + 1 :]) for axis in range(len(features))]
+    found = np.ones(shape)
+    for _ in range(1 if len(features) == 2 else SWEEPS):
+        for axis, wanted in enumerate(inside):
+            now = found.sum(axis=axis)
+            found *= np.expand_dims(np.divide(wanted, now, out=np.zeros_like(now), where=now > 0), axis)
+    return found
 
 
-def interaction(values: Reals) -> Reals:
-    """Returns the part of a table that its rows and columns do not tell."""
-    return values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+def distribution(model: LeastSquares, features: Features) -> Reals:
+    """Returns the distribution that is nearest to a marginal: less a number that leaves 1, and nowhere below 0."""
+    values = model.marginal(features)
+    falling = -np.sort(-values)
+    surplus = (np.cumsum(falling) - 1) / np.arange(1, values.size + 1)
+    least = surplus[np.flatnonzero(falling >= surplus)[-1]]
+    return np.maximum(values - least, 0).reshape([model.sizes[feature] for feature in features])
 
 
 def quiet(surplus: Reals, loudness: float) -> bool:
     """Returns whether noise explains an interaction, in sigmas."""
-    dimensions = math.prod(size - 1 for size in surplus.shape)
-    most = math.sqrt(2 * math.log(max(dimensions, 2))) + loudness / 2
-    chi_squared = float(np.sum(surplus**2))
-    return chi_squared < dimensions + loudness * math.sqrt(2 * dimensions) and float(np.abs(surplus).max()) < most
+    free = dimensions(surplus)
+    most = math.sqrt(2 * math.log(max(free, 2))) + loudness / 2
+    return float(np.sum(surplus**2)) < free + loudness * math.sqrt(2 * free) and float(np.abs(surplus).max()) < most
+
+
+def dimensions(interaction: Reals) -> int:
+    """Returns in how many dimensions an interaction is free."""
+    return math.prod(size - 1 for size in interaction.shape)

@@ -23,10 +23,10 @@ gave the best answers or nearly so in trials from e = 0.001 to 1000: c grows as 
 doubt, as e^(1/10) where it fills them all; and where sigma is no small part of the rows, not even the largest cells can
 be told from noise, and all is drawn to independence.
 
-*How dependent the columns are* no public number tells. Where most pairs hardly depend on each other, that penalty lets
-through noise that is larger than all there is to tell. So it is tried (`suited`) to tell pairs that noise explains as
-independent (quieting.py), and to shrink two, four, ... times as much, for as long as rows fitted to one half of a
-thinned measurement (thinning.py) explain the other half better.
+*How dependent the columns are* no public number tells. Where most hardly depend on each other, or three no more than
+each two of them do, that penalty lets through noise that is larger than all there is to tell. So it is tried (`suited`)
+to tell what noise explains as plainly as can be (quieting.py): if rows fitted to one half of a thinned measurement
+(thinning.py) explain the other half better, it is done.
 
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
@@ -68,7 +68,7 @@ from numpy.typing import NDArray
 from anamorph import progress
 from anamorph.curator.tallies import AtLeast, GroupBy, marginal_cells
 from anamorph.models import goals
-from anamorph.models.quieting import quieted
+from anamorph.models.quieting import quiet_share, quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
 from anamorph.models.simplex import NOWHERE, Layout, softmax
 from anamorph.models.tiles import Share, Tail
@@ -112,17 +112,17 @@ ROOM = 1 << 34
 LEAST_SHARE = 0.2
 """The fewest rows that a code begins with."""
 
-TRIAL_ROWS, TRIAL_ROOM = 128, 1 << 29
-"""The most rows of a trial, and the most rows times cells: seconds on two cores."""
+TRIAL_ROOM = 1 << 29
+"""The most rows times cells of a trial: seconds on two cores."""
 
-LOUDNESS = (1.0, 2.0)
-"""How loud pairs are tried to be that are not told as independent (quieting.py)."""
+LOUDNESS = 2.0
+"""How loud what is not told as plain is tried to be (quieting.py); then twice as loud if that is better, else half."""
 
-FACTORS = (2.0, 4.0, 8.0, 16.0)
-"""How many times as much is tried to be shrunk."""
+WORTH = 0.25
+"""The least share of all there is to tell that must be quiet at twice that, for it to be tried."""
 
 GAIN = 10.0
-"""By how much chi^2 must fall for it: fits that are nearly the same differ by a few by chance."""
+"""By how much chi^2 must fall for something to be quieted: fits that are nearly the same differ by a few by chance."""
 
 LEVEL = 16
 """Of how many relaxed rows one begins with all codes about as likely."""
@@ -205,41 +205,33 @@ class ShrinkingProjection:
     """How far logits begin from the one-way marginals, at most."""
     objective: Objective = "balanced"
     """What matters: the largest error, the average one, or both."""
-    strength: float = 1.0
-    """How much is shrunk, in relation to what public numbers say."""
     loudness: float = 0.0
-    """How loud pairs must be not to be told as independent; 0: whatever they are."""
+    """How loud an interaction must be not to be told as plain; 0: all are told as they were measured."""
 
     def suited(
         self, sizes: tuple[int, ...], told: Sequence[Measurement], held: Sequence[Measurement], *, seed: int
     ) -> ShrinkingProjection:
-        """Returns the estimator that best explains what is held back of a measurement, by what it quiets and shrinks.
+        """Returns the estimator that best explains what is held back of a measurement, by how much it quiets.
 
-        Half of the rows are fitted, but at least `FEWEST_ROWS`. Where these would be more than `TRIAL_ROWS`, noise lets
-        so much be told that it makes no difference; where they and the cells have no `TRIAL_ROOM`, it would take long.
+        Half of the rows are fitted, but at least `FEWEST_ROWS`. Where these and the cells have no `TRIAL_ROOM`, trials
+        would take long; where little is quiet, they would make no difference.
         """
         all_rows = self.rows or fitting_rows(told)
         rows = max(all_rows // 2, min(all_rows, FEWEST_ROWS))
-        if rows > TRIAL_ROWS or rows * sum(measurement.workload.cells for measurement in told) > TRIAL_ROOM:
+        large = rows * sum(measurement.workload.cells for measurement in told) > TRIAL_ROOM
+        if large or quiet_share(told, 2 * LOUDNESS) < WORTH:
             return self
         layout, unseen = Layout(sizes), goals.build(Layout(sizes), held, last=True)
         begin = replace(self, rows=rows).begin(layout, told, seed)
 
-        def judged(chosen: ShrinkingProjection) -> float:
-            point, _ = descend(layout, begin, chosen.aims(layout, told), "try")
+        def judged(loudness: float) -> float:
+            point, _ = descend(layout, begin, replace(self, loudness=loudness).aims(layout, told), "try")
             return 2 * counted(held) * float(unexplained(layout, point, unseen))
 
-        best, least = self, judged(self)
-        some_quiet = quieted(told, max(LOUDNESS, default=0)) is not told
-        louder = [{"loudness": loudness} for loudness in LOUDNESS if some_quiet]
-        for ladder in (louder, [{"strength": self.strength * factor} for factor in FACTORS]):
-            for rung in ladder:
-                chosen = replace(best, **rung)
-                chi_squared = judged(chosen)
-                if not chi_squared < least - GAIN:
-                    break
-                best, least = chosen, chi_squared
-        return best
+        enough, some = judged(0) - GAIN, judged(LOUDNESS)
+        other = LOUDNESS * (2 if some < enough else 0.5)
+        chi_squared, loudness = min((some, LOUDNESS), (judged(other), other))
+        return replace(self, loudness=loudness) if chi_squared < enough else self
 
     def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
         """Returns the rows that explain the measurements: more of them for as long as noise does not explain the rest.
@@ -267,7 +259,7 @@ class ShrinkingProjection:
         parts = min(MOST_PARTS, max(1, tiles // PART))
         reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
         tail = Tail(jnp.float32(TAIL[self.objective]), jnp.float32(reach / math.sqrt(total)))
-        penalty = self.strength * STRENGTH[self.objective] * heard.shrinkage / heard.sigma
+        penalty = STRENGTH[self.objective] * heard.shrinkage / heard.sigma
         steps = self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2)
         steps = int(np.clip(steps, FEWEST_STEPS, MOST_STEPS))
         return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))
