@@ -135,7 +135,7 @@ class Auto:
         table = 4 * codes * (self.rows or most_rows(codes))
         sets = tuple(features for part in queries.parts if isinstance(part, Marginals) for features in part.sets)
         held = 64 * min(workload.largest_block, workload.limit)
-        return (450 << 20) + 16 * table + 48 * queries.cells + 3 * tile_bytes(workload.sizes, sets) + held
+        return (600 << 20) + 16 * table + 48 * queries.cells + 3 * tile_bytes(workload.sizes, sets) + held
 
     def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
         """Returns relaxed rows fitted to the measurement."""
