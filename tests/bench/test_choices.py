@@ -89,7 +89,7 @@ def test_other_aims_change_one_thing(toy):
     assert (near.tail.weight, near.penalty) == (ours.tail.weight, ours.penalty)
 
 
-def test_those_that_say_so_try_how_much_to_shrink(toy, monkeypatch):
+def test_those_that_say_so_try_what_to_quiet(toy, monkeypatch):
     asked = []
     monkeypatch.setattr(choices.Varied, "suited", lambda self, *_halves, seed: asked.append(seed) or self)
     for seed, name in enumerate(("auto", "tried", choices.BASE, "strength x 2")):

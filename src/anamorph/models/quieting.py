@@ -1,4 +1,4 @@
-"""Quieting: what noise explains of how columns depend on each other is told as if they did not.
+"""Quieting: what noise explains of how columns depend on each other is told as plainly as can be.
 
 A marginal is the sum of the residuals of all sets of its features (least_squares.py). That of a set of two or more is
 their *interaction*: what no smaller marginal tells, of d = (a - 1)(b - 1)... dimensions. The plainest marginal that has
