@@ -24,6 +24,7 @@ from anamorph.curator.ledger import Ledger
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.mechanisms.mechanism import Mechanism, description
 from anamorph.planning import Memory, available_memory, check_numbers, check_steps, divide, suited
+from anamorph.processors import use_cores
 from anamorph.quantiles import Quantiles
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
@@ -203,6 +204,7 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
     for warning in warned:
         said(warning)
     keep_compiled()
+    use_cores()
     progress.report("read", 0, 1)
     engine = f"{max(fit.divided(workload).engine >> 20, 1)}MiB"
     with open_source(fit.data, fit.schema, memory_limit=engine) as source:

@@ -62,18 +62,19 @@ class Singles(NamedTuple):
 def build(layout: Layout, measurements: Sequence[Measurement], *, last: bool = False) -> Goals:
     """Returns the goals of a list of measurements.
 
-    If there will be no more of them, tiles are of the size that suits these best; else of one that suits all there may
-    be, so that fits of each round have the same.
+    If there will be no more of them, tiles and single queries are of the sizes that suit these best; else of those that
+    suit all there may be, so that fits of each round have the same.
     """
     items = list(measured(measurements))
     if not items:
         raise ParameterError("measurements must be at least one")
     check_thresholds(items)
     counted = [item.tally for item in items if not isinstance(item.tally, RowFunction)]
-    factors = max([1, *map(conjunction_factors, counted)])
     several = tuple(tally for tally in counted if isinstance(tally, GroupBy) and len(tally.features) > 1)
     chosen = snug(layout, several) if last else windows(layout)
     wholes, singles = parted(items, several, chosen)
+    compared = [item.tally for item in singles if not isinstance(item.tally, RowFunction)] if last else counted
+    factors = max([1, *map(conjunction_factors, compared)])
     return Goals(
         gathered_goals(layout, singles, factors),
         (tiled(layout, wholes, chosen),) if wholes else (),

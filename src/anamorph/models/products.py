@@ -222,8 +222,10 @@ def at_least(chances: Sequence[Array], least: int) -> Array:
 def gather_answers(table: Array, weights: Array, lines: Array, least: int) -> Array:
     """Returns, for each query, the mean over rows of the probability that at least `least` of its factors agree.
 
-    With as many as there are factors, sum_r w_r prod_i P[line_i, r].
+    With as many as there are factors, sum_r w_r prod_i P[line_i, r]; of one factor each, from the means of all lines.
     """
+    if lines.shape[1] == least == 1:
+        return (table @ weights)[lines[:, 0]]
     return at_least([table[lines[:, factor]] for factor in range(lines.shape[1])], least) @ weights
 
 

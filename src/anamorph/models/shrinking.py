@@ -63,6 +63,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from anamorph import progress
@@ -71,7 +72,7 @@ from anamorph.models import goals
 from anamorph.models.quieting import quiet_share, quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
 from anamorph.models.simplex import NOWHERE, Layout, softmax
-from anamorph.models.tiles import Share, Tail
+from anamorph.models.tiles import Share, Tail, mesh
 from anamorph.release import Measurement
 
 Objective = Literal["balanced", "max", "average"]
@@ -112,11 +113,12 @@ ROOM = 1 << 34
 LEAST_SHARE = 0.2
 """The fewest rows that a code begins with."""
 
-TRIAL_ROOM = 1 << 29
+TRIAL_ROOM = 1 << 30
 """The most rows times cells of a trial: seconds on two cores."""
 
 LOUDNESS = 2.0
-"""How loud what is not told as plain is tried to be (quieting.py); then twice as loud if that is better, else half."""
+"""How loud what is not told as plain is tried to be (quieting.py); then twice as loud if that is better, or half as
+loud if it is so by too little to tell."""
 
 WORTH = 0.25
 """The least share of all there is to tell that must be quiet at twice that, for it to be tried."""
@@ -228,7 +230,10 @@ class ShrinkingProjection:
             point, _ = descend(layout, begin, replace(self, loudness=loudness).aims(layout, told), "try")
             return 2 * counted(held) * float(unexplained(layout, point, unseen))
 
-        enough, some = judged(0) - GAIN, judged(LOUDNESS)
+        plain, some = judged(0), judged(LOUDNESS)
+        if not some < plain:
+            return self
+        enough = plain - GAIN
         other = LOUDNESS * (2 if some < enough else 0.5)
         chi_squared, loudness = min((some, LOUDNESS), (judged(other), other))
         return replace(self, loudness=loudness) if chi_squared < enough else self
@@ -349,7 +354,7 @@ def noise(measurements: Sequence[Measurement]) -> Noise:
 
 def descend(layout: Layout, point: Parameters, aims: Aims, stage: str = "project") -> tuple[Parameters, bool]:
     """Returns where a descent ends, and whether its loss stayed a number; if not, the last point where it was one."""
-    state, steps = start(point), int(aims.steps)
+    state, steps = start(placed(point, aims.goals)), int(aims.steps)
     for done in range(0, steps, DISPATCH):
         progress.report(stage, done, steps)
         moved = advance(layout, state, aims, min(done + DISPATCH, steps))
@@ -358,6 +363,12 @@ def descend(layout: Layout, point: Parameters, aims: Aims, stage: str = "project
         state = moved
     progress.report(stage, steps, steps)
     return state.point, True
+
+
+def placed(point: Parameters, measured: goals.Goals) -> Parameters:
+    """Returns logits on the devices that share the tiles: steps that find them elsewhere are compiled twice."""
+    devices = measured.tiled[0].devices if measured.tiled else 1
+    return jax.device_put(point, NamedSharding(mesh(devices), PartitionSpec())) if devices > 1 else point
 
 
 def adam() -> optax.GradientTransformation:

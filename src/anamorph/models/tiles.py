@@ -17,6 +17,9 @@ lines are multiplied, and marginals that share pivots and windows share tiles. S
 
 Costs, for n' rows: 6 T^2 n' flops a tile. On a CPU tiles are formed one after the other, which keeps a tile in cache;
 elsewhere `BATCH` at a time, since a device waits for kernels longer than it computes one tile.
+
+Several devices share the tiles, dealt like cards: each forms its own, and the gradients are added up once a pass. So
+do the cores of a CPU, each a device (processors.py): products of this size are too small for two cores to share one.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -33,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from anamorph.curator.tallies import GroupBy
@@ -46,6 +50,12 @@ OVERHEAD = 900
 
 BATCH = 64
 """How many tiles are formed at a time where there is a device."""
+
+SHARED = 1 << 20
+"""The fewest cells of tiles that several devices share: of fewer, one is as fast, and compiles sooner."""
+
+AXIS = "devices"
+"""What the devices that share tiles are called."""
 
 EXACT = jax.lax.Precision.HIGHEST
 """Products in single precision everywhere: some devices would round their factors to fewer bits."""
@@ -121,13 +131,16 @@ class Tiled:
     used: Array
     apart: Array
     """How far apart answers of the same cells are: the misfit that is left where a table agrees with their mean."""
+    devices: int = 1
+    """How many devices they are dealt to: number d of them has the tiles d, d + devices, and so on."""
 
 
-jax.tree_util.register_dataclass(
-    Tiled,
-    data_fields=["lines", "left", "right", "pivots", "targets", "precision", "used", "apart"],
-    meta_fields=[],
-)
+DEALT = ("left", "right", "pivots", "targets", "precision")
+"""What each device has of its own tiles alone."""
+
+FIELDS = ("lines", *DEALT, "used", "apart")
+
+jax.tree_util.register_dataclass(Tiled, data_fields=FIELDS, meta_fields=["devices"])
 
 
 class Tail(NamedTuple):
@@ -169,6 +182,10 @@ def tiled_loss(table: Array, weights: Array, goal: Tiled, tail: Tail = NO_TAIL, 
     return _forward(table, weights, goal, tail, share)[0]
 
 
+Swept = tuple[Array, tuple[Array, Array]]
+"""A loss, and its gradients by table and by row weights."""
+
+
 class Sums(NamedTuple):
     """The loss so far, and its gradient by windows, by lines that are pivots, and by row weights."""
 
@@ -178,7 +195,30 @@ class Sums(NamedTuple):
     weights: Array
 
 
-def _forward(table: Array, weights: Array, goal: Tiled, tail: Tail, share: Share) -> tuple[Array, tuple[Array, Array]]:
+def _forward(table: Array, weights: Array, goal: Tiled, tail: Tail, share: Share) -> Swept:
+    if goal.devices == 1:
+        found = swept(table, weights, goal, tail, share)
+    else:
+        whole, dealt = PartitionSpec(), PartitionSpec(AXIS)
+        parts = [dealt if name in DEALT else whole for name in FIELDS]
+        specs = (whole, whole, jax.tree.unflatten(jax.tree.structure(goal), parts), whole, whole)
+        together = jax.shard_map(
+            swept_together, mesh=mesh(goal.devices), in_specs=specs, out_specs=whole, check_vma=False
+        )
+        found = together(table, weights, goal, tail, share)
+    loss, gradients = jax.tree.map(lambda part: share.parts * part, found)
+    return loss + goal.apart, gradients
+
+
+def swept_together(table: Array, weights: Array, goal: Tiled, tail: Tail, share: Share) -> Swept:
+    """Returns the loss and the gradients of the tiles of all devices, of which this one has its own."""
+    first = jax.lax.axis_index(AXIS)
+    mine = replace(goal, used=-(-(goal.used - first) // goal.devices))
+    return jax.lax.psum(swept(table, weights, mine, tail, share), AXIS)
+
+
+def swept(table: Array, weights: Array, goal: Tiled, tail: Tail, share: Share) -> Swept:
+    """Returns the loss of a share of the tiles, and its gradients by table and by row weights."""
     batch = 1 if jax.default_backend() == "cpu" else BATCH
     panels, factors = table[goal.lines], goal.pivots.shape[1]
 
@@ -207,8 +247,7 @@ def _forward(table: Array, weights: Array, goal: Tiled, tail: Tail, share: Share
     start = Sums(jnp.zeros((), table.dtype), jnp.zeros_like(panels), jnp.zeros_like(table), jnp.zeros_like(weights))
     turns = -(-(goal.used - share.part) // (share.parts * batch))
     sums = jax.lax.fori_loop(0, turns, add, start)
-    gradient = sums.pivots.at[goal.lines].add(sums.windows)
-    return share.parts * sums.loss + goal.apart, (share.parts * gradient, share.parts * sums.weights)
+    return sums.loss, (sums.pivots.at[goal.lines].add(sums.windows), sums.weights)
 
 
 def added(sums: Array, places: Array, parts: Array) -> Array:
@@ -338,7 +377,9 @@ def tiled(layout: Layout, items: Sequence[Whole], chosen: Windows | None = None)
     ordered = sorted(items, key=lambda item: -item[0].cells)
     placed = [packing.place(Placed(*item)) for item in ordered]
     factors = max([1, *(len(item.pivots) for item in placed)])
-    room, height = rooms(packing.tiles), packing.windows.height
+    height = packing.windows.height
+    devices = jax.local_device_count() if packing.tiles * height**2 >= SHARED else 1
+    room = devices * rooms(-(-packing.tiles // devices))
     targets, precision = np.zeros((room, height, height), np.float32), np.zeros((room, height, height), np.float32)
     apart = sum(fill(packing, item, targets, precision) for item in placed)
     left, right = np.zeros(room, np.int32), np.zeros(room, np.int32)
@@ -349,10 +390,27 @@ def tiled(layout: Layout, items: Sequence[Whole], chosen: Windows | None = None)
         codes = np.unravel_index(np.arange(span.stop - span.start), [layout.widths[f] for f in group.pivots] or [1])
         for factor, feature in enumerate(group.pivots):
             pivots[span, factor] = layout.offsets[feature] + codes[factor]
-    used = np.int32(max(1, packing.tiles))
     return Tiled(
-        *map(jnp.asarray, (packing.windows.lines, left, right, pivots, targets, precision, used, np.float32(apart)))
+        jnp.asarray(packing.windows.lines),
+        *(deal(part, devices) for part in (left, right, pivots, targets, precision)),
+        used=jnp.int32(max(1, packing.tiles)),
+        apart=jnp.float32(apart),
+        devices=devices,
     )
+
+
+def deal(parts: NDArray, devices: int) -> Array:
+    """Returns the parts, dealt to some devices: an array whose order is that of the devices."""
+    if devices == 1:
+        return jnp.asarray(parts)
+    held = [jax.device_put(parts[first::devices], jax.local_devices()[first]) for first in range(devices)]
+    placed = NamedSharding(mesh(devices), PartitionSpec(AXIS))
+    return jax.make_array_from_single_device_arrays(parts.shape, placed, held)
+
+
+def mesh(devices: int) -> Mesh:
+    """Returns some devices, in a row."""
+    return Mesh(np.array(jax.local_devices()[:devices]), (AXIS,))
 
 
 def fill(packing: Packing, item: Placed, targets: Reals, precision: Reals) -> float:
