@@ -128,6 +128,7 @@ VARIANTS: dict[str, Variant] = {
     "flatter in crowding": penalised(lambda log: noise(log).crowding ** -0.2),
     "steeper in crowding": penalised(lambda log: noise(log).crowding ** 0.2),
     "sigma of a marginal": penalised(lambda log: 4 * noise(log).sigma / largest_order_sigma(log)),
+    "as much where noise is below a row": penalised(lambda log: 1 + 1 / noise(log).sigma),
     "no tail": changed(lambda aims, _: aims._replace(tail=aims.tail._replace(weight=0.0))),
     "reach 2": changed(lambda aims, log: aims._replace(tail=aims.tail._replace(reach=2 / math.sqrt(counted(log))))),
     "64 rows": Variant(estimator=replace(FIXED, rows=64)),

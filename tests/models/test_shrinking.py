@@ -178,7 +178,7 @@ def test_penalty_tail_and_steps_are_those_of_the_formulas(sigma, matters):
     found = aims(sigma, objective=matters)
     together, crowding = sigma / math.sqrt(2), 26 / 3 * sigma / 100
     drawn = (1 / crowding + crowding**-2.5) ** -0.1 * (1 + 50 * (sigma / 100) ** 2)
-    penalty = STRENGTH[matters] * drawn / together
+    penalty = STRENGTH[matters] * drawn / (1 + together)
     assert float(found.penalty) == pytest.approx(penalty, rel=1e-5)
     assert float(found.tail.weight) == TAIL[matters]
     reach = max(3.0, math.sqrt(2 * math.log(1 + 20 * crowding)))

@@ -17,11 +17,12 @@ and the more of their cells are empty, the more noise must be thrown away to tel
 *crowding* e, the mean over marginals of cells * sigma_A / n, the share of a marginal that noise alone would fill, and
 the *faintness* s, the mean of sigma_A / n,
 
-    penalty = strength * (1/e + 1/e^(5/2))^(-1/10) * (1 + 50 s^2) / sigma,   strength 0.22,
+    penalty = strength * (1/e + 1/e^(5/2))^(-1/10) * (1 + 50 s^2) / (1 + sigma),   strength 0.22,
 
 gave the best answers or nearly so in trials from e = 0.001 to 1000: c grows as e^(1/4) where noise leaves few cells in
-doubt, as e^(1/10) where it fills them all; and where sigma is no small part of the rows, not even the largest cells can
-be told from noise, and all is drawn to independence.
+doubt, as e^(1/10) where it fills them all; where sigma is no small part of the rows, not even the largest cells can
+be told from noise, and all is drawn to independence; where it is below a row there is little noise to throw away, and
+c falls with it.
 
 *How dependent the columns are* no public number tells. Where most hardly depend on each other, or three no more than
 each two of them do, that penalty lets through noise that is larger than all there is to tell. So it is tried (`suited`)
@@ -101,7 +102,7 @@ UNEXPLAINED = 1.2
 LARGEST, LARGEST_TABLE = 4096, 1 << 22
 """The most relaxed rows of a fit that takes more of them, and the most rows times codes."""
 
-LARGEST_WORK = 1 << 43
+LARGEST_WORK = 1 << 44
 """The most floating-point operations of such a fit: some minutes on two cores."""
 
 GATHERING = 32
@@ -264,7 +265,7 @@ class ShrinkingProjection:
         parts = min(MOST_PARTS, max(1, tiles // PART))
         reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
         tail = Tail(jnp.float32(TAIL[self.objective]), jnp.float32(reach / math.sqrt(total)))
-        penalty = STRENGTH[self.objective] * heard.shrinkage / heard.sigma
+        penalty = STRENGTH[self.objective] * heard.shrinkage / (1 + heard.sigma)
         steps = self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2)
         steps = int(np.clip(steps, FEWEST_STEPS, MOST_STEPS))
         return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))
