@@ -36,6 +36,25 @@ def test_cores_that_may_not_be_used_are_none():
     assert devices("import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])") == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("max 100000\n", processors.MOST), ("250000 100000\n", 2.5), ("50000 100000\n", 0.5), ("a b", processors.MOST)],
+)
+def test_a_container_may_have_the_time_of_fewer(tmp_path, monkeypatch, text, expected):
+    quota = tmp_path / "cpu.max"
+    quota.write_text(text)
+    assert processors.granted(quota) == expected
+    monkeypatch.setattr(processors, "granted", lambda: expected)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    assert processors.cores() == {2.5: 3, 0.5: 1}.get(expected, processors.MOST)
+
+
+def test_where_nothing_is_said_of_time_there_is_no_limit(tmp_path):
+    assert processors.granted(tmp_path / "absent") == processors.MOST
+    (tmp_path / "empty").write_text("")
+    assert processors.granted(tmp_path / "empty") == processors.MOST
+
+
 def test_what_jax_was_told_stays():
     assert devices(JAX_NUM_CPU_DEVICES="3") == 3
     assert devices(XLA_FLAGS="--xla_force_host_platform_device_count=5") == 5

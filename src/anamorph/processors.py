@@ -6,7 +6,9 @@ cores take as long as one. As devices, cores have tiles of their own, and two ar
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 MOST = 8
 """The most cores that are devices: each has a copy of the table, and all wait for each other at every step."""
@@ -29,5 +31,15 @@ def use_cores() -> None:
 
 
 def cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns how many cores this process may use, a container's share of them considered."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, math.ceil(granted())))
+
+
+def granted(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
+    """Returns how many cores' time a container has; any number where it has no limit."""
+    try:
+        most, period = quota.read_text(encoding="ascii").split()
+        return MOST if most == "max" else int(most) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return MOST

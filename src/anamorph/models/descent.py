@@ -17,6 +17,7 @@ from jax import Array
 
 from anamorph import progress
 from anamorph.models.simplex import Layout
+from anamorph.models.tiles import beside
 
 DISPATCH = 50
 """Steps between two returns to Python, so that progress shows and an interrupt is heard."""
@@ -90,7 +91,7 @@ class State(NamedTuple):
 def descend(problem: Problem, point: Point, aims: object) -> tuple[Point, bool]:
     """Returns the best point of a descent from a point, and whether the loss stayed a number."""
     steps = problem.settings.steps
-    state = start(problem, point)
+    state = start(problem, beside(aims, point))
     for done in range(0, steps, DISPATCH):
         state = advance(problem, state, aims, min(done + DISPATCH, steps))
         progress.report("project", done + DISPATCH, steps)

@@ -64,7 +64,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from anamorph import progress
@@ -73,7 +72,7 @@ from anamorph.models import goals
 from anamorph.models.quieting import quiet_share, quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
 from anamorph.models.simplex import NOWHERE, Layout, softmax
-from anamorph.models.tiles import Share, Tail, mesh
+from anamorph.models.tiles import Share, Tail, beside
 from anamorph.release import Measurement
 
 Objective = Literal["balanced", "max", "average"]
@@ -355,7 +354,7 @@ def noise(measurements: Sequence[Measurement]) -> Noise:
 
 def descend(layout: Layout, point: Parameters, aims: Aims, stage: str = "project") -> tuple[Parameters, bool]:
     """Returns where a descent ends, and whether its loss stayed a number; if not, the last point where it was one."""
-    state, steps = start(placed(point, aims.goals)), int(aims.steps)
+    state, steps = start(beside(aims, point)), int(aims.steps)
     for done in range(0, steps, DISPATCH):
         progress.report(stage, done, steps)
         moved = advance(layout, state, aims, min(done + DISPATCH, steps))
@@ -364,12 +363,6 @@ def descend(layout: Layout, point: Parameters, aims: Aims, stage: str = "project
         state = moved
     progress.report(stage, steps, steps)
     return state.point, True
-
-
-def placed(point: Parameters, measured: goals.Goals) -> Parameters:
-    """Returns logits on the devices that share the tiles: steps that find them elsewhere are compiled twice."""
-    devices = measured.tiled[0].devices if measured.tiled else 1
-    return jax.device_put(point, NamedSharding(mesh(devices), PartitionSpec())) if devices > 1 else point
 
 
 def adam() -> optax.GradientTransformation:

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -65,6 +65,9 @@ EXACT = jax.lax.Precision.HIGHEST
 """Products in single precision everywhere: some devices would round their factors to fewer bits."""
 
 Reals = NDArray[np.float32]
+
+Point = TypeVar("Point")
+"""What a descent moves: a tree of arrays."""
 
 Whole = tuple[GroupBy, NDArray[np.floating], float]
 """A measured marginal, or a slab of one: its noisy answers and their precision."""
@@ -416,6 +419,13 @@ def deal(parts: NDArray, devices: int) -> Array:
     ]
     placed = NamedSharding(mesh(devices), PartitionSpec(AXIS))
     return jax.make_array_from_single_device_arrays(parts.shape, placed, held)
+
+
+def beside(goals: object, point: Point) -> Point:
+    """Returns arrays on the devices that goals are dealt to: steps that find them elsewhere would be compiled twice."""
+    arrays = (part for part in jax.tree.leaves(goals) if isinstance(part, Array))
+    devices = max((len(part.sharding.device_set) for part in arrays), default=1)
+    return jax.device_put(point, NamedSharding(mesh(devices), PartitionSpec())) if devices > 1 else point
 
 
 def mesh(devices: int) -> Mesh:
