@@ -90,6 +90,15 @@ def test_marginals_of_one_feature_small_scattered_ones_and_single_cells_are_gath
     assert np.count_nonzero(built.tiled[0].precision) == workload.cells - scattered
 
 
+def test_factors_are_those_of_what_is_gathered_if_nothing_more_will_be():
+    layout = Layout((2,) * 16)
+    singles, pairs = (Marginals(layout.sizes, tuple(itertools.combinations(range(16), order))) for order in (1, 2))
+    items = [measurement(Workload((singles, pairs)))]
+    built, last = (goals.build(layout, items, last=last) for last in (False, True))
+    assert (built.gathered[0].lines.shape[1], last.gathered[0].lines.shape[1]) == (2, 1)
+    np.testing.assert_array_equal(last.gathered[0].targets, built.gathered[0].targets)
+
+
 def test_small_marginals_that_share_tiles_are_tiled():
     layout = Layout((2,) * 16)
     pairs = Workload((Marginals(layout.sizes, tuple(itertools.combinations(range(16), 2))),))
