@@ -230,10 +230,10 @@ class ShrinkingProjection:
             point, _ = descend(layout, begin, replace(self, loudness=loudness).aims(layout, told), "try")
             return 2 * counted(held) * float(unexplained(layout, point, unseen))
 
-        plain, some = judged(0), judged(LOUDNESS)
-        if not some < plain:
+        nothing, some = judged(0), judged(LOUDNESS)
+        if not some < nothing:
             return self
-        enough = plain - GAIN
+        enough = nothing - GAIN
         other = LOUDNESS * (2 if some < enough else 0.5)
         chi_squared, loudness = min((some, LOUDNESS), (judged(other), other))
         return replace(self, loudness=loudness) if chi_squared < enough else self
