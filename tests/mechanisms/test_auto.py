@@ -360,7 +360,7 @@ def test_memory_grows_with_the_workload_and_the_rows():
     assert Auto(rows=512).memory(PAIRS) - Auto(rows=256).memory(PAIRS) >= 4 * 4 * 256 * sum(SIZES)
     assert Auto().memory(PAIRS) == Auto(rows=4096).memory(PAIRS), "the most that there may be"
     wide = marginals((0, 1), sizes=(3000, 3000))
-    assert Auto().memory(wide) == Auto(rows=(1 << 22) // 6000).memory(wide)
+    assert Auto().memory(wide) == Auto(rows=(1 << 23) // 6000).memory(wide)
     left, right = (Auto().memory(marginals((0, 1, 2), sizes=large, limit=1 << power)) for power in (12, 16))
     assert left < right
 

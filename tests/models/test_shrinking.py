@@ -141,7 +141,7 @@ def test_the_noise_is_that_of_the_curator(neighbours, squared):
 
 @pytest.mark.parametrize(
     ("sigma", "rows"),
-    [(1e9, 64), (16.0, 64), (15.9, 128), (4.0, 128), (3.9, 256), (1.0, 256), (0.9, 512), (0.1, 512), (1e-9, 512)],
+    [(1e9, 64), (16.0, 64), (15.9, 128), (3.9, 256), (1.0, 256), (0.9, 512), (0.25, 512), (0.24, 1024), (1e-9, 1024)],
 )
 def test_there_are_as_many_rows_as_the_noise_lets_them_tell(sigma, rows):
     triple = marginals((0, 1, 2))
@@ -538,10 +538,10 @@ def test_trials_have_half_of_the_rows_but_at_least_some(monkeypatch, rows, trial
     assert [size for _, size in seen] == [trial] * 3
 
 
-@pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 256)])
+@pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 512)])
 def test_trials_have_half_of_the_rows_that_suit_the_noise(monkeypatch, sigma, trial):
     log = noisy(sigma)
-    assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 256: 512}[trial]
+    assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 512: 1024}[trial]
     _, seen = tried(monkeypatch, [3, 2, 1], replace(SMALL, rows=0), log)
     assert [size for _, size in seen] == [trial] * 3
 
@@ -576,10 +576,11 @@ def test_trials_are_told_as_such():
 # --- more rows where these do not explain
 
 
-def grown(monkeypatch, losses, estimator=None, log=None):
-    """The rows of each fit, where fits leave these means of squared residuals, in sigmas."""
+def grown(monkeypatch, losses, estimator=None, log=None, far=()):
+    """The rows of each fit, where fits leave these means of squared residuals, and so much beyond what is far."""
     log = log or noisy(1e-3)
     rows, answered, left = [], sum(item.values.size for item in log), iter(losses)
+    excess = itertools.chain(far, itertools.repeat(0.0))
 
     def descended(_layout, point, _aims, stage):
         assert stage == ("again" if rows else "project")
@@ -588,6 +589,7 @@ def grown(monkeypatch, losses, estimator=None, log=None):
 
     monkeypatch.setattr(shrinking, "descend", descended)
     monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(left) * answered / (2 * log[0].total))
+    monkeypatch.setattr(shrinking, "beyond", lambda *_what: next(excess))
     model = (estimator or ShrinkingProjection()).fit(log[0].workload.sizes, log, seed=0)
     assert model.weights.size == rows[-1]
     return rows
@@ -628,6 +630,38 @@ def test_there_are_no_more_rows_than_there_is_room_for(monkeypatch, name, limit,
     assert grown(monkeypatch, [900.0] * 2)[-1] == most
 
 
+@pytest.mark.parametrize(
+    ("far", "rows"),
+    [([9.9], [256]), ([10.1], [256, 512]), ([99.0, 11.0], [256, 512, 1024]), ([math.nan], [256]), ([1e9], [256, 512])],
+)
+def test_few_answers_that_are_far_off_take_twice_the_rows(monkeypatch, far, rows):
+    assert grown(monkeypatch, [0.9] * 4, far=far) == rows
+
+
+def test_millions_of_answers_may_be_far_off_by_noise(monkeypatch):
+    monkeypatch.setattr(shrinking, "EXCESS", 1 / WHOLE.cells)
+    assert grown(monkeypatch, [0.9] * 2, far=[11.9]) == [256]
+    assert grown(monkeypatch, [0.9] * 2, far=[12.1]) == [256, 512]
+
+
+def test_what_noise_leaves_beyond_what_is_far():
+    heights = np.linspace(shrinking.FAR, 20, 200_001)
+    density = np.exp(-(heights**2) / 2) / math.sqrt(2 * math.pi)
+    assert pytest.approx(2 * np.trapezoid((heights - shrinking.FAR) ** 2 * density, heights)) == shrinking.EXCESS
+
+
+def test_what_a_fit_leaves_beyond_what_is_far():
+    model, layout = SMALL.fit(WIDE, noisy(0.01), seed=0), Layout(WIDE)
+    values = answers(model, WHOLE).astype(float)
+    values[[7, 300, 9000]] += np.array([5.0, -6.5, 4.4]) * 1e-4
+    log = noisy(1e-4, values=values)
+    sigmas = np.abs(log[0].values - answers(model, WHOLE)) / 1e-4
+    wanted = float(np.sum(np.maximum(sigmas - shrinking.FAR, 0) ** 2))
+    found = shrinking.beyond(layout, model.parameters, shrinking.goals.build(layout, log), log[0].total)
+    assert wanted > 1
+    assert found == pytest.approx(wanted, rel=1e-2)
+
+
 def test_the_arithmetic_of_a_fit_is_limited(monkeypatch):
     aims = SMALL.aims(Layout(WIDE), noisy(1e-3))
     products = 6 * TILES * aims.goals.tiled[0].lines.shape[1] ** 2 * int(aims.steps)
@@ -658,7 +692,7 @@ def test_columns_that_follow_from_each_other_are_told_with_enough_rows(monkeypat
     truth = np.concatenate([np.bincount(cell, minlength=size) / 60 for cell, size in zip(cells, shapes, strict=True)])
     log = noisy(1e-4, values=truth, total=1e4)
     monkeypatch.setattr(shrinking, "fitting_rows", lambda _measurements: 16)
-    monkeypatch.setattr(shrinking, "MOST_ROWS", 128)
+    monkeypatch.setattr(shrinking, "ANY_TABLE", 128)
     monkeypatch.setattr(shrinking, "LARGEST", 128)
     few, enough = (replace(SMALL, rows=rows).fit(WIDE, log, seed=0) for rows in (16, 0))
     assert few.weights.size == 16

@@ -41,11 +41,16 @@ The less noise there is, the more there is to fit: effort * (n / sigma)^(1/4) st
 little. Where there are many tiles, a step compares with a share of them: more steps for the same arithmetic.
 
 *The rows.* The more can be told from noise, the more rows it takes to tell it: n' is the power of two at or above
-4 sqrt(n / sigma), from 64 to 512. With fewer, errors grow where there is little noise; more mostly change little. But
+4 sqrt(n / sigma), from 64 to 1,024. With fewer, errors grow where there is little noise; more mostly change little. But
 columns that follow from each other take many: a row tells of one code of each. Such a fit leaves residuals that noise
 does not explain. If chi^2 is beyond 1.2 for each answer, as many times the rows are fitted anew, up to 4,096 and
-`LARGEST_WORK`. Where rows times cells would be beyond `ROOM` there are fewer: the arithmetic of a step is their
-product.
+`LARGEST_WORK`. Among millions of answers that are nearly all noise a few that are far off do not show in chi^2; noise
+leaves, beyond r = 4.5 sigmas, a squared excess of
+
+    E (|z| - r)+^2 = 2 ((1 + r^2) Q(r) - r phi(r)),   Q(r) = P(z > r),   phi the density of z ~ N(0, 1),
+
+for each, and if there is twice that and `SURPRISE` more, twice the rows are fitted. Where rows times cells would be
+beyond `ROOM` there are fewer: the arithmetic of a step is their product.
 
 References: the penalty, Vietri et al. 2022 and maximum entropy (McKenna et al. 2019) are kin to it; the universal
 threshold, Donoho & Johnstone 1994; Adam, Kingma & Ba 2015, with a falling rate, Loshchilov & Hutter 2017.
@@ -72,7 +77,7 @@ from anamorph.models import goals
 from anamorph.models.quieting import quiet_share, quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
 from anamorph.models.simplex import NOWHERE, Layout, softmax
-from anamorph.models.tiles import Share, Tail, beside
+from anamorph.models.tiles import NO_TAIL, Share, Tail, beside
 from anamorph.release import Measurement
 
 Objective = Literal["balanced", "max", "average"]
@@ -92,22 +97,29 @@ LEAST_REACH = 3.0
 RARE = 20.0
 """How much rarer than all cells those that noise alone leaves beyond the reach are."""
 
-FEWEST_ROWS, MOST_ROWS = 64, 512
+FEWEST_ROWS, MOST_ROWS = 64, 1024
 """The fewest and the most relaxed rows, where their number follows from the noise."""
 
 UNEXPLAINED = 1.2
 """Above how many times what noise would leave of chi^2 a fit has too few rows."""
 
-LARGEST, LARGEST_TABLE = 4096, 1 << 22
-"""The most relaxed rows of a fit that takes more of them, and the most rows times codes."""
+FAR, SURPRISE = 4.5, 10.0
+"""How many sigmas are far, and by how much the squared excess over them may be more than twice that of noise."""
 
-LARGEST_WORK = 1 << 44
+EXCESS = (1 + FAR**2) * math.erfc(FAR / math.sqrt(2)) - FAR * math.sqrt(2 / math.pi) * math.exp(-(FAR**2) / 2)
+"""The squared excess over them that noise leaves of each answer, in expectation."""
+
+LARGEST, LARGEST_TABLE, ANY_TABLE = 4096, 1 << 23, 512
+"""The most relaxed rows of a fit that takes more of them, the most rows times codes, and the rows that any table may
+have."""
+
+LARGEST_WORK = 1 << 45
 """The most floating-point operations of such a fit: some minutes on two cores."""
 
 GATHERING = 32
 """As how many operations the gathering of a factor of a single query counts."""
 
-ROOM = 1 << 34
+ROOM = 1 << 35
 """The most rows times cells: minutes on two cores."""
 
 LEAST_SHARE = 0.2
@@ -290,13 +302,13 @@ def fitting_rows(measurements: Sequence[Measurement]) -> int:
     """Returns how many relaxed rows suit the noise of measurements: a power of two, so that few sizes are compiled."""
     wanted = math.ceil(math.log2(4 * math.sqrt(counted(measurements) / noise(measurements).sigma)))
     room = ROOM // sum(measurement.workload.cells for measurement in measurements)
-    most = min(MOST_ROWS.bit_length(), room.bit_length()) - 1
-    return 1 << max(min(wanted, most), FEWEST_ROWS.bit_length() - 1)
+    most = min(MOST_ROWS, most_rows(sum(measurements[-1].workload.sizes)), room)
+    return 1 << max(min(wanted, most.bit_length() - 1), FEWEST_ROWS.bit_length() - 1)
 
 
 def most_rows(codes: int) -> int:
     """Returns the most rows that there may be of so many codes."""
-    return max(MOST_ROWS, min(LARGEST, LARGEST_TABLE // codes))
+    return max(ANY_TABLE, min(LARGEST, LARGEST_TABLE // codes))
 
 
 def explaining_rows(layout: Layout, point: Parameters, aims: Aims, measurements: Sequence[Measurement]) -> int:
@@ -305,12 +317,24 @@ def explaining_rows(layout: Layout, point: Parameters, aims: Aims, measurements:
     They are no more than there is room for. What functions cost is not known: where there are some, it is these rows.
     """
     rows, answers = point.rows.size, sum(measurement.values.size for measurement in measurements)
-    left = 2 * counted(measurements) * float(unexplained(layout, point, aims.goals)) / answers
-    if not UNEXPLAINED < left < math.inf or aims.goals.functioned:
+    if aims.goals.functioned:
         return rows
+    left = 2 * counted(measurements) * float(unexplained(layout, point, aims.goals)) / answers
+    if UNEXPLAINED < left < math.inf:
+        times = math.ceil(math.log2(left))
+    else:
+        times = int(beyond(layout, point, aims.goals, counted(measurements)) > 2 * answers * EXCESS + SURPRISE)
     room = min(most_rows(layout.height), LARGEST_WORK // aims.work)
     most = 1 << max(room.bit_length() - 1, 0)
-    return min(rows << math.ceil(math.log2(left)), most)
+    return max(rows, min(rows << times, most))
+
+
+def beyond(layout: Layout, point: Parameters, measured: goals.Goals, total: float) -> float:
+    """Returns the sum of the squared excess of all residuals over `FAR` sigmas, in sigmas."""
+    heavy = 1e6  # so that single precision does not lose it among all residuals
+    far = Tail(jnp.float32(heavy), jnp.float32(FAR / math.sqrt(total)))
+    both = float(unexplained(layout, point, measured, far)) - float(unexplained(layout, point, measured))
+    return 2 * total * both / heavy
 
 
 def counted(measurements: Sequence[Measurement]) -> float:
@@ -408,10 +432,10 @@ def objective(layout: Layout, point: Parameters, aims: Aims, step: Array) -> Arr
 
 
 @partial(jax.jit, static_argnums=0)
-def unexplained(layout: Layout, point: Parameters, measured: goals.Goals) -> Array:
-    """Returns chi^2 / (2 n) alone: of what was fitted, or of what was held back."""
+def unexplained(layout: Layout, point: Parameters, measured: goals.Goals, tail: Tail = NO_TAIL) -> Array:
+    """Returns chi^2 / (2 n), with a tail if there is one: of what was fitted, or of what was held back."""
     probabilities, weights = shares(point)
-    return lines_loss(layout, layout.flatten(probabilities), weights, measured)
+    return lines_loss(layout, layout.flatten(probabilities), weights, measured, tail)
 
 
 def shares(point: Parameters) -> tuple[tuple[Array, ...], Array]:
