@@ -38,6 +38,7 @@ from anamorph.models.shrinking import (
 )
 from anamorph.models.simplex import Layout
 from anamorph.models.thinning import thinned
+from anamorph.models.tiles import NO_TAIL
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.thresholds import Thresholds
@@ -561,7 +562,7 @@ def test_there_are_no_trials_where_there_is_no_room(monkeypatch):
 def test_what_is_held_back_is_judged_by_chi_squared_alone():
     log, layout = noisy(0.01), Layout(WIDE)
     model = SMALL.fit(WIDE, log, seed=0)
-    found = shrinking.unexplained(layout, model.parameters, shrinking.goals.build(layout, noisy(0.02, 5)))
+    found = shrinking.unexplained(layout, model.parameters, shrinking.goals.build(layout, noisy(0.02, 5)), NO_TAIL)
     assert float(found) == pytest.approx(chi_squared(model, noisy(0.02, 5)), rel=1e-4)
 
 

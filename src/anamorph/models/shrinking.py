@@ -240,7 +240,7 @@ class ShrinkingProjection:
 
         def judged(loudness: float) -> float:
             point, _ = descend(layout, begin, replace(self, loudness=loudness).aims(layout, told), "try")
-            return 2 * counted(held) * float(unexplained(layout, point, unseen))
+            return 2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL))
 
         nothing, some = judged(0), judged(LOUDNESS)
         if not some < nothing:
@@ -319,7 +319,7 @@ def explaining_rows(layout: Layout, point: Parameters, aims: Aims, measurements:
     rows, answers = point.rows.size, sum(measurement.values.size for measurement in measurements)
     if aims.goals.functioned:
         return rows
-    left = 2 * counted(measurements) * float(unexplained(layout, point, aims.goals)) / answers
+    left = 2 * counted(measurements) * float(unexplained(layout, point, aims.goals, NO_TAIL)) / answers
     if UNEXPLAINED < left < math.inf:
         times = math.ceil(math.log2(left))
     else:
@@ -332,9 +332,9 @@ def explaining_rows(layout: Layout, point: Parameters, aims: Aims, measurements:
 def beyond(layout: Layout, point: Parameters, measured: goals.Goals, total: float) -> float:
     """Returns the sum of the squared excess of all residuals over `FAR` sigmas, in sigmas."""
     heavy = 1e6  # so that single precision does not lose it among all residuals
-    far = Tail(jnp.float32(heavy), jnp.float32(FAR / math.sqrt(total)))
-    both = float(unexplained(layout, point, measured, far)) - float(unexplained(layout, point, measured))
-    return 2 * total * both / heavy
+    tails = (Tail(heavy, FAR / math.sqrt(total)), NO_TAIL)
+    both, near = (float(unexplained(layout, point, measured, tail)) for tail in tails)
+    return 2 * total * (both - near) / heavy
 
 
 def counted(measurements: Sequence[Measurement]) -> float:
@@ -432,8 +432,8 @@ def objective(layout: Layout, point: Parameters, aims: Aims, step: Array) -> Arr
 
 
 @partial(jax.jit, static_argnums=0)
-def unexplained(layout: Layout, point: Parameters, measured: goals.Goals, tail: Tail = NO_TAIL) -> Array:
-    """Returns chi^2 / (2 n), with a tail if there is one: of what was fitted, or of what was held back."""
+def unexplained(layout: Layout, point: Parameters, measured: goals.Goals, tail: Tail) -> Array:
+    """Returns chi^2 / (2 n), and a tail if there is one: of what was fitted, or of what was held back."""
     probabilities, weights = shares(point)
     return lines_loss(layout, layout.flatten(probabilities), weights, measured, tail)
 
