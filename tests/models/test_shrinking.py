@@ -142,7 +142,10 @@ def test_the_noise_is_that_of_the_curator(neighbours, squared):
 
 @pytest.mark.parametrize(
     ("sigma", "rows"),
-    [(1e9, 64), (16.0, 64), (15.9, 128), (3.9, 256), (1.0, 256), (0.9, 512), (0.25, 512), (0.24, 1024), (1e-9, 1024)],
+    [
+        *((1e9, 64), (16.0, 64), (15.9, 128), (4.0, 128), (3.9, 256), (1.0, 256), (0.9, 512), (0.25, 512)),
+        *((0.24, 1024), (0.1, 1024), (1e-9, 1024)),
+    ],
 )
 def test_there_are_as_many_rows_as_the_noise_lets_them_tell(sigma, rows):
     triple = marginals((0, 1, 2))
