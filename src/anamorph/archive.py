@@ -33,6 +33,7 @@ from anamorph.curator.tallies import check_tally
 from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, UsageError
 from anamorph.models.answers import Answers, Zero
+from anamorph.models.banded import BandedRows
 from anamorph.models.generator import Generator
 from anamorph.models.graphical import GraphicalModel
 from anamorph.models.least_squares import LeastSquares
@@ -60,6 +61,7 @@ MODELS: dict[str, type[Model]] = {
     "relaxed": RelaxedRows,
     "generator": Generator,
     "mixed": MixedRows,
+    "banded": BandedRows,
     "graphical": GraphicalModel,
     "listed": ListedRows,
     "universe": Universe,

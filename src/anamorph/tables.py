@@ -20,6 +20,7 @@ from anamorph.curator.tallies import AtLeast, GroupBy, Tally, marginal_cells
 from anamorph.curator.where import Where
 from anamorph.errors import ParameterError, ResourceError
 from anamorph.intervals import intervals
+from anamorph.queries.bands import Banded
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.residuals import Residuals
 from anamorph.queries.spec import workload as parse_workload
@@ -51,13 +52,18 @@ def measured_sets(release: Release) -> tuple[tuple[int, ...], ...]:
 
     They are what rows should keep: the smallest first, as many as can be held.
     """
-    parts = (part for measurement in release.measurements for part in measurement.workload.parts)
-    sets = {frozenset(features) for part in parts if isinstance(part, Marginals | Residuals) for features in part.sets}
-    inner = {frozenset(less) for features in sets for less in itertools.combinations(features, len(features) - 1)}
-    found = sorted(tuple(sorted(features)) for features in sets - inner if len(features) > 1)
-    found.sort(key=lambda features: marginal_cells(release.schema.sizes, features))
-    cells = itertools.accumulate(marginal_cells(release.schema.sizes, features) for features in found)
-    return tuple(features for features, held in zip(found, cells, strict=True) if held <= LARGEST_ANSWERS)
+    cells: dict[frozenset[int], int] = {}
+    for part in (part for measurement in release.measurements for part in measurement.workload.parts):
+        if isinstance(part, Marginals | Residuals | Banded):
+            sizes = part.merged.sizes if isinstance(part, Banded) else part.sizes
+            cells |= {frozenset(features): marginal_cells(sizes, features) for features in part.sets}
+    inner = {frozenset(less) for features in cells for less in itertools.combinations(features, len(features) - 1)}
+    found = [features for features in cells if features not in inner and len(features) > 1]
+    found.sort(key=lambda features: (cells[features], sorted(features)))
+    held = itertools.accumulate(cells[features] for features in found)
+    return tuple(
+        tuple(sorted(features)) for features, all_held in zip(found, held, strict=True) if all_held <= LARGEST_ANSWERS
+    )
 
 
 def answer_table(release: Release, spec: str, *, confidence: float = 0.95) -> pa.Table:

@@ -24,13 +24,15 @@ goes. Where rows are replaced, a marginal costs twice as much; residuals that ov
 much as a measurement and gives no answer; whichever marginal a selection would name is measured here anyway, and the
 penalty throws away what the noise says about those that did not deserve it.
 
-*Native numbers.* Where the workload asks about numbers as numbers, or the schema has such columns, the run is RAP++'s.
+*Native numbers* are cut into bands of equal width (queries/banding.py), up to `MOST_BANDS` and no more than noise lets
+tell apart, or as the workload cuts them; then all is as with codes. Each number alone is measured in fine bands, too,
+which tell where in its band it lies (models/banded.py).
 
 *Functions* of rows are measured as they are, with half of the budget, or all but that of single columns.
 
 Budget: the share t_A of marginal A gives sigma_A = Delta / sqrt(2 rho t_A), Delta^2 = 1, or 2 where rows are replaced.
 
-References: Aydore et al. 2021 (RAP, with one round); Vietri et al. 2022 (RAP++); Xiao et al. 2023 (ResidualPlanner).
+References: Aydore et al. 2021 (RAP, with one round); Xiao et al. 2023 (ResidualPlanner).
 Deviations: all else.
 """
 
@@ -39,7 +41,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, NamedTuple, get_args
 
@@ -52,15 +54,15 @@ from anamorph.curator.curator import Curator
 from anamorph.curator.noise import LARGEST
 from anamorph.curator.tallies import marginal_cells, squared_sensitivity
 from anamorph.errors import ParameterError, require_positive
-from anamorph.mechanisms.mechanism import Step, description, release
-from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
+from anamorph.mechanisms.mechanism import Step, release
+from anamorph.models.banded import BandedRows, detailed, even
 from anamorph.models.least_squares import as_marginals
+from anamorph.models.relaxed import RelaxedRows
 from anamorph.models.shrinking import Objective, ShrinkingProjection, most_rows
 from anamorph.models.thinning import thinned
 from anamorph.models.tiles import tile_bytes
-from anamorph.queries.bands import Banded
+from anamorph.queries.banding import Banding, Detail, banding
 from anamorph.queries.marginals import Cells, Marginals
-from anamorph.queries.numbers import Tested
 from anamorph.queries.residuals import Residuals, free
 from anamorph.queries.strategies import RESOLUTION, Design, Strategy
 from anamorph.queries.workload import Workload
@@ -87,6 +89,15 @@ MOST_INSIDE, MOST_RESIDUAL_CELLS = 1 << 13, 1 << 23
 
 MOST_CELLS = 1 << 26
 """The most cells of all marginals that are measured."""
+
+FEWEST_BANDS, MOST_BANDS = 16, 32
+"""The fewest and the most bands that a number is cut into, unless the workload has others."""
+
+BAND = 4.0
+"""How many times the noise of a cell an average band of a number holds at least."""
+
+BANDED_CELLS = 1 << 22
+"""The most cells of marginals asked for that bands may lead to."""
 
 MOST_EFFORT = 1e4
 """The most effort: a hundred times what is of use."""
@@ -116,21 +127,17 @@ class Auto:
         if not 0 < self.effort <= MOST_EFFORT:
             raise ParameterError(f"effort ({self.effort!r}) must be above 0 and at most {MOST_EFFORT}")
 
-    def for_schema(self, schema: Schema) -> Auto | RAPPlusPlus:
-        """Returns the mechanism that plans for a schema: RAP++ where it has native numbers."""
-        return RAPPlusPlus() if schema.numbers else self
+    def for_schema(self, schema: Schema) -> Auto:
+        """Returns the mechanism that plans for a schema: one that knows which columns are numbers."""
+        return AutoWithNumbers(**vars(self), limits=limits_of(schema)) if schema.numbers else self
 
     def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
-        """Returns the one measurement; for numbers, what RAP++ does."""
-        if asks_numbers(workload):
-            return RAPPlusPlus().steps_for(workload, rho)
+        """Returns the one measurement."""
         queries = planned(workload)
         return (Step("measure", rho, queries.blocks, queries.cells, workload=queries),)
 
     def memory(self, workload: Workload) -> int:
         """Returns the bytes of what is measured, of its tiles, and of the rows with their optimiser and gradient."""
-        if asks_numbers(workload):
-            return RAPPlusPlus().memory(workload)
         codes, queries = sum(workload.sizes), planned(workload)
         table = 4 * codes * (self.rows or most_rows(codes))
         sets = tuple(features for part in queries.parts if isinstance(part, Marginals) for features in part.sets)
@@ -139,21 +146,75 @@ class Auto:
 
     def __call__(self, curator: Curator, workload: Workload, *, seed: int) -> Release:
         """Returns relaxed rows fitted to the measurement."""
-        if asks_numbers(workload) or curator.schema.numbers:
-            return replace(RAPPlusPlus()(curator, workload, seed=seed), mechanism=description(self))
         estimator = ShrinkingProjection(rows=self.rows, effort=self.effort, objective=self.objective)
         progress.report("measure", 0, 1)
-        queries, sizes = chosen(curator, workload, split(curator, workload)), curator.schema.sizes
-        log = (curator.measure(queries, rho=curator.remaining),)
+        view = banded(curator, workload)
+        asked, sizes = view.merge(workload), view.merged
+        queries = chosen(curator, asked, split(curator, asked))
+        log = (curator.measure(view.measured(queries), rho=curator.remaining),)
         progress.report("measure", 1, 1)
-        halves = (told(sizes, half) for half in thinned(log, seed=seed))
+        seen = (view.seen(queries, log[0]),)
+        halves = (told(sizes, half) for half in thinned(seen, seed=seed))
         suited = estimator.suited(sizes, *halves, seed=seed)
-        return release(self, curator, workload, suited.fit(sizes, told(sizes, log), seed=seed), log)
+        rows = suited.fit(sizes, told(sizes, seen), seed=seed)
+        model = ruled(view, rows, view.details(queries, log[0])) if view.cuts else rows
+        return release(self, curator, workload, model, log)
 
 
-def asks_numbers(workload: Workload) -> bool:
-    """Returns whether a workload asks about numbers as numbers."""
-    return any(isinstance(part, Tested | Banded) for part in workload.parts)
+@dataclass(frozen=True, kw_only=True)
+class AutoWithNumbers(Auto):
+    """`auto`, planning for a schema with native numbers."""
+
+    limits: dict[int, int]
+    """How many codes each number has without `missing`."""
+
+    def view(self, workload: Workload) -> Banding:
+        """Returns about how numbers will be cut."""
+        return affordable_banding(workload, self.limits, MOST_BANDS)
+
+    def steps_for(self, workload: Workload, rho: float) -> tuple[Step, ...]:
+        """Returns the one measurement."""
+        view = self.view(workload)
+        queries = view.measured(planned(view.merge(workload)))
+        return (Step("measure", rho, queries.blocks, queries.cells, workload=queries),)
+
+    def memory(self, workload: Workload) -> int:
+        """Returns the bytes of a run over bands."""
+        return super().memory(self.view(workload).merge(workload))
+
+
+def limits_of(schema: Schema) -> dict[int, int]:
+    """Returns how many codes each native number has without `missing`."""
+    return {number: schema.columns[number].regular for number in schema.numbers}
+
+
+def banded(curator: Curator, workload: Workload) -> Banding:
+    """Returns how numbers are cut: into so many bands that an average one holds `BAND` times the noise of a cell."""
+    limits = limits_of(curator.schema)
+    if not limits:
+        return Banding(workload.sizes, {}, {})
+    fewest = banding(workload.sizes, limits, workload, FEWEST_BANDS).merge(workload)
+    found = kinds(fewest.sizes, asked_for(fewest))
+    heard = 1 / (BAND * faintness(curator, found.largest or found.singles))
+    return affordable_banding(workload, limits, 2 ** math.floor(math.log2(max(heard, 1))))
+
+
+def affordable_banding(workload: Workload, limits: dict[int, int], bands: int) -> Banding:
+    """Returns how numbers are cut into so many bands, or fewer, so that there are no more than `BANDED_CELLS` cells."""
+    most = min(max(bands, FEWEST_BANDS), MOST_BANDS)
+    while True:
+        view = banding(workload.sizes, limits, workload, most)
+        if most <= FEWEST_BANDS or view.merge(workload).cells <= BANDED_CELLS:
+            return view
+        most //= 2
+
+
+def ruled(view: Banding, rows: RelaxedRows, details: dict[int, Detail]) -> BandedRows:
+    """Returns banded rows, with what fine bands tell of the inside of bands."""
+    rulers = {number: even(cuts, view.sizes[number]) for number, cuts in view.cuts.items()}
+    for number, known in details.items():
+        rulers[number] = detailed(view.cuts[number], view.fine[number], view.sizes[number], known.values, known.sigma)
+    return BandedRows(view.sizes, rulers, rows)
 
 
 class Kinds(NamedTuple):
@@ -183,15 +244,15 @@ DEFAULT = Split()
 def split(curator: Curator, workload: Workload) -> Split:
     """Returns the shares that suit a budget and a number of rows."""
     found = kinds(workload.sizes, asked_for(workload))
-    first, last = (crowding(curator, sets) for sets in (found.singles, found.largest or found.singles))
+    first, last = (crowding(curator, workload.sizes, sets) for sets in (found.singles, found.largest or found.singles))
     crowded = float(np.clip(0.4 * math.sqrt(first), FEWEST, MOST))
     faint = min(FAINT * faintness(curator, found.largest), MOST_FAINT) if found.largest else 0.0
     return Split(max(crowded, faint), BETWEEN * last / (1 + last))
 
 
-def crowding(curator: Curator, sets: Collection[Features]) -> float:
+def crowding(curator: Curator, sizes: tuple[int, ...], sets: Collection[Features]) -> float:
     """Returns the mean share of some marginals that noise would fill if they had all of the budget."""
-    cells = np.mean([marginal_cells(curator.schema.sizes, features) for features in sets])
+    cells = np.mean([marginal_cells(sizes, features) for features in sets])
     return float(cells) * faintness(curator, sets)
 
 
@@ -249,7 +310,8 @@ def in_residuals(curator: Curator, workload: Workload, shares: Split) -> Workloa
     only_marginals = all(isinstance(part, Marginals | Cells) for part in workload.parts)
     columns = {feature for features in found.largest for feature in free(sizes, features)}
     inside = sum(2 ** len(features) for features in found.largest)
-    if not only_marginals or not columns or inside > MOST_INSIDE:
+    bands = bool(curator.schema.numbers)  # these have no residuals
+    if bands or not only_marginals or not columns or inside > MOST_INSIDE:
         return None
     design = Design(sizes, found.largest | dict.fromkeys(found.singles, 0.0))
     plain, known = precisions(design, found, shared(found, shares))
