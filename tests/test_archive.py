@@ -21,6 +21,7 @@ from anamorph.columns import Categorical, Codes
 from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError, ResourceError, WorkloadError
 from anamorph.models.answers import Answers, Zero
+from anamorph.models.banded import BandedRows, Ruler
 from anamorph.models.least_squares import least_squares
 from anamorph.models.mixed import Columns, MixedRows
 from anamorph.models.relaxed import RelaxedRows
@@ -88,6 +89,11 @@ MODELS = {
         Columns(SIZES, (1,), (2,)),
         RelaxedRows((3, 2), np.full((5, 4), [[1 / 3]] * 3 + [[1 / 2]] * 2, np.float32), np.full(4, 0.25, np.float32)),
         np.array([[0.0, 0.3, 0.9, 1.0]], np.float32),
+    ),
+    "banded": BandedRows(
+        SIZES,
+        {1: Ruler(np.array([0, 1, 2, 3]), np.array([0.0, 0.7, 1.0, 2.0]))},
+        RelaxedRows((3, 2), np.full((5, 4), [[1 / 3]] * 3 + [[1 / 2]] * 2, np.float32), np.full(4, 0.25, np.float32)),
     ),
     "least-squares": least_squares(SIZES, (measured(WORKLOADS["residuals"], varied=True),)),
 }

@@ -1,10 +1,10 @@
-"""auto: what it measures and with which share of the budget, what it leaves to RAP++, and the smallest of data."""
+"""auto: what it measures and with which share of the budget, numbers in bands, and the smallest of data."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -17,16 +17,18 @@ from anamorph import archive
 from anamorph.columns import Codes, Numeric
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
+from anamorph.curator.tallies import count
 from anamorph.errors import ParameterError, WorkloadError
 from anamorph.mechanisms import auto
-from anamorph.mechanisms.auto import BETWEEN, FEWEST, MOST, Auto, Split, in_residuals, planned, split
+from anamorph.mechanisms.auto import BETWEEN, FEWEST, MOST, MOST_BANDS, Auto, Split, in_residuals, planned, split
 from anamorph.mechanisms.mechanism import description, mechanism
-from anamorph.mechanisms.rap_plus_plus import RAPPlusPlus
-from anamorph.models.mixed import MixedRows
+from anamorph.models.banded import BandedRows
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.models.shrinking import ShrinkingProjection
 from anamorph.models.thinning import thinned
 from anamorph.planning import plan
+from anamorph.queries.banding import FINEST
+from anamorph.queries.bands import Banded
 from anamorph.queries.custom import Custom, CustomCells, custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.residuals import Residuals
@@ -599,60 +601,111 @@ NATIVE = Schema(
     ),
     dataset="rows",
 )
-SPECS = ["bands:k=2,bands=4", "mixed:k=2,count=6,seed=1", "halfspaces:count=5,target=b; marginals:k=2"]
+SPECS = ["bands:k=2,bands=4", "mixed:k=2,count=6,seed=1", "halfspaces:count=5,target=b,seed=1; marginals:k=2"]
 
 
-def native_curator(relation="replace"):
+def native_rows(count=400):
+    """X is twice a, and something; y lies below b / 2 or above it, and is missing now and then."""
     generator = np.random.default_rng(0)
-    codes = np.stack([generator.integers(0, size, 400) for size in NATIVE.sizes], axis=1).astype(np.int32)
-    return curator(relation=relation, schema=NATIVE, codes=codes)
+    a, b = generator.integers(0, 3, count), generator.integers(0, 2, count)
+    x = 6 * a + generator.integers(0, 6, count)
+    y = ((b + generator.random(count)) / 2 * (1 << 20)).astype(int)
+    y[generator.random(count) < 0.1] = 1 << 20
+    return np.stack([a, x, b, y], axis=1).astype(np.int32)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_numbers_are_planned_as_those_of_rap_plus_plus(spec):
-    asked = parse_workload(spec, NATIVE)
-    planned_steps = Auto().steps_for(asked, 0.3)
-    expected = RAPPlusPlus().steps_for(asked, 0.3)
-    plain = [item.name for item in fields(planned_steps[0]) if item.name != "workload"]
-    assert [[getattr(step, name) for name in plain] for step in planned_steps] == [
-        [getattr(step, name) for name in plain] for step in expected
-    ]
-    assert Auto().memory(asked) == RAPPlusPlus().memory(asked)
+def native_curator(relation="replace", count=400, epsilon=1.0):
+    return curator(relation=relation, schema=NATIVE, codes=native_rows(count), epsilon=epsilon)
 
 
-@pytest.mark.parametrize("spec", [*SPECS, "marginals:k=2"])
-def test_numbers_are_left_to_rap_plus_plus(monkeypatch, spec):
-    """Also where the schema has some and the workload does not ask about them."""
-    calls = []
-
-    def run(self, *what, seed):
-        calls.append((self, *what, seed))
-        return made()
-
-    monkeypatch.setattr(RAPPlusPlus, "__call__", run)
-    told, asked = native_curator(), parse_workload(spec, NATIVE)
-    found = Auto(objective="max")(told, asked, seed=5)
-    assert calls == [(RAPPlusPlus(), told, asked, 5)]
-    assert found.mechanism == description(Auto(objective="max"))
-    assert found.model is made().model
-
-
-def test_a_release_of_numbers_is_that_of_rap_plus_plus(monkeypatch, tmp_path):
-    short = RAPPlusPlus(rows=30, steps=3, levels=2, per_round=2)
-    monkeypatch.setattr(auto, "RAPPlusPlus", lambda: short)
-    asked = parse_workload("marginals:k=2", NATIVE)
-    found = SMALL(native_curator("add-remove"), asked, seed=5)
-    assert isinstance(found.model, MixedRows)
-    assert found.privacy == short(native_curator("add-remove"), asked, seed=5).privacy
+@pytest.mark.parametrize("spec", [*SPECS, "marginals:k=2", "thresholds:k=2,r=1"])
+def test_numbers_are_planned_as_they_are_measured(spec):
+    """But for the number of bands, which a run chooses by its noise, and the shares that follow from it."""
+    asked, told = parse_workload(spec, NATIVE), native_curator(count=20_000)
+    found = SMALL(told, asked, seed=0)
+    (step,) = Auto().for_schema(NATIVE).steps_for(asked, told.budget.rho)
+    (measurement,) = found.measurements
+    assert [part.sets for part in step.workload.parts] == [part.sets for part in measurement.workload.parts]
+    assert (step.blocks, step.cells) == (measurement.workload.blocks, measurement.workload.cells)
+    assert found.mechanism == description(SMALL)
     assert found.privacy.spent == pytest.approx(found.privacy.rho)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_answers_of_numbers_approach_the_truth(relation, spec):
+    """X has a band for every code; where y is cut it has more than 30 bands, but for those of the workload."""
+    told, asked = native_curator(relation, 4000, 1e6), parse_workload(spec, NATIVE)
+    found = Auto(rows=60)(told, asked, seed=5)
+    source = TableSource(Table(native_rows(4000), NATIVE.sizes), NATIVE)
+    errors = [
+        np.abs(answer - count(piece.tally, source) / 4000).max()
+        for piece, answer in zip(asked.pieces(), found.model.answers(asked), strict=True)
+    ]
+    assert max(errors) < (0.004 if spec == SPECS[0] else 0.02)
+    rows = TableSource(found.model.sample(4000, seed=0, keep=measured_sets(found)), NATIVE)
+    drawn = [np.abs(count(p.tally, rows) - count(p.tally, source)).max() / 4000 for p in asked.pieces()]
+    assert max(drawn) < 0.03
+
+
+@pytest.mark.parametrize(("count", "epsilon", "bands"), [(400, 1.0, 17), (10_000, 0.1, 17), (100_000, 1.0, 33)])
+def test_bands_hold_more_than_noise(count, epsilon, bands):
+    asked = parse_workload("mixed:k=2,count=60,seed=1", NATIVE)
+    found = SMALL(native_curator(count=count, epsilon=epsilon), asked, seed=0)
+    assert isinstance(found.model, BandedRows)
+    assert found.model.rulers[3].bands == bands
+    sigma = max(found.measurements[0].sigma)
+    assert bands == 17 or 1 / bands > 2 * sigma
+
+
+def test_bands_are_few_where_there_would_be_too_many_cells(monkeypatch):
+    asked = parse_workload("mixed:k=2,count=60,seed=1", NATIVE)
+    most = Auto().for_schema(NATIVE).steps_for(asked, 1.0)[0].cells
+    monkeypatch.setattr(auto, "BANDED_CELLS", 500)
+    fewer = Auto().for_schema(NATIVE)
+    assert fewer.steps_for(asked, 1.0)[0].cells < most
+    assert {len(cuts) for cuts in fewer.view(asked).cuts.values()} == {15, 16}
+
+
+def test_numbers_of_few_codes_are_measured_in_bands_too():
+    """Each code is a band, so no column is another than it was: residuals would be worth it here."""
+    schema = Schema(
+        (
+            Codes(name="a", values=2),
+            Numeric(name="x", lower=0, upper=1, integer=True, native=True),
+            Codes(name="b", values=2),
+        ),
+        dataset="rows",
+    )
+    codes = np.random.default_rng(0).integers(0, 2, (500, 3)).astype(np.int32)
+    asked = parse_workload("bands:k=2,bands=2; marginals:k=2", schema)
+    found = SMALL(curator(schema=schema, codes=codes, epsilon=1e5), asked, seed=0)
+    assert all(isinstance(part, Banded) for part in found.measurements[0].workload.parts)
+    np.testing.assert_allclose(sum(next(found.model.answers(asked))), 1, atol=1e-5)
+
+
+def test_a_release_of_numbers(tmp_path):
+    found = SMALL(native_curator("add-remove"), parse_workload("mixed:k=2,count=6,seed=1", NATIVE), seed=5)
     archive.save(found, tmp_path / "release")
-    assert archive.load(tmp_path / "release").mechanism == description(SMALL)
+    loaded = archive.load(tmp_path / "release")
+    assert isinstance(loaded.model, BandedRows)
+    for question in ("x <= 7 and a = 1", "y > 0.25 and not (x < 3 or b = 1)"):
+        before, after = ask(found, question), ask(loaded, question)
+        assert 0 < before.fraction < 1
+        assert after.fraction == pytest.approx(before.fraction, abs=1e-6)
+
+
+def test_what_matters_is_heard_with_numbers_too():
+    asked = parse_workload(SPECS[0], NATIVE)
+    found = [Auto(objective=matter, rows=16)(native_curator(), asked, seed=5) for matter in ("max", "average")]
+    first, second = (np.concatenate(list(each.model.answers(asked))) for each in found)
+    assert np.abs(first - second).max() > 1e-3
 
 
 def test_functions_beside_numbers_are_refused_before_anything_is_spent():
     asked = Workload((custom(lambda row: row["b"], NATIVE, name="mine:own"),))
     told = native_curator()
-    with pytest.raises(WorkloadError, match="the workload must be of whole marginals"):
+    with pytest.raises(WorkloadError, match="over a table with native numbers must be of marginals, thresholds, bands"):
         SMALL(told, asked, seed=0)
     assert told.privacy().spends == ()
 
@@ -736,7 +789,7 @@ def test_parameters_are_checked_in_house_words(setting, message):
     )
 
 
-def test_native_columns_are_planned_as_rap_plus_plus_does():
+def test_a_plan_knows_of_native_columns():
     """Even where the workload asks about coded columns alone: a native one has a code for each of a million steps."""
     columns = {
         "income": {"type": "numeric", "lower": 0, "upper": 1e5, "native": True, "source": "public"},
@@ -745,12 +798,11 @@ def test_native_columns_are_planned_as_rap_plus_plus_does():
     }
     schema = Schema.from_dict({"dataset": "people", "columns": columns})
     budget = Budget(epsilon=1.0, delta=1e-6)
-    told, known = (
-        plan(schema, "marginals:k=2", made, budget, neighbours="replace", rows=100) for made in (Auto(), RAPPlusPlus())
-    )
-    assert told["mechanism"]["name"] == "auto"
-    assert told["steps"] == known["steps"]
-    assert told["memory_bytes"] == known["memory_bytes"]
+    told = plan(schema, "marginals:k=2", Auto(), budget, neighbours="replace", rows=100)
+    assert told["mechanism"] == description(Auto())
+    (step,) = told["steps"]
+    assert step["queries"] == 2 * 2 + 2 + 2 + MOST_BANDS + FINEST
+    assert told["memory_bytes"] < 1e9
 
 
 def test_a_column_has_the_largest_weight_of_the_marginals_it_is_in():

@@ -124,7 +124,7 @@ def test_weights_and_pieces_are_those_of_the_workload():
 
 
 def test_marginals_of_too_many_cells_stand_for_those_inside():
-    fives = {number: (1, 2, 3, 4) for number in range(44)}
+    fives = dict.fromkeys(range(44), (1, 2, 3, 4))
     view = Banding((5,) * 44, fives, fives)
     assert set(view.within((3, 1))) == {(3, 1)}
     found = list(view.within(tuple(range(12))))
