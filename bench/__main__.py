@@ -29,6 +29,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "scale-one-round": lambda: scale.measured("one-round"),
     "scale-all-three-way": lambda: scale.measured("all-three-way"),
     "scale-five-way": lambda: scale.measured("five-way"),
+    "numbers-asked": numbers.asked,
     "numbers-mixed": numbers.mixed,
     "numbers-learning": numbers.learning,
     "numbers-multitask": numbers.multitask,

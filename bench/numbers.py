@@ -1,12 +1,15 @@
-"""Numbers as numbers, on ADULT with raw values: RAP++ against binned numbers. NOT PRIVATE: true errors of private runs.
+"""Numbers as numbers, on ADULT with raw values: `auto`, RAP++, and binned numbers. NOT PRIVATE: true errors.
 
-RAP++ sees native columns and marginals of bands; the others the same columns in equal bins, and all 3-way marginals
-with the target. Rows of all of them are put into the same native schema, without transforms, and compared with the
-data on random mixed marginals: thresholds uniform over the declared ranges, so that equal bins have no disadvantage.
+`auto` and RAP++ see native columns and marginals of bands; the others the same columns in equal bins, and all 3-way
+marginals with the target. Rows of all of them are put into the same native schema, without transforms, and compared
+with the data on random mixed marginals: thresholds uniform over the declared ranges, so that equal bins have no
+disadvantage. On workloads of numbers themselves, which bins cannot answer, `auto` is compared with RAP++.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import resource
 import subprocess
 import sys
@@ -22,6 +25,7 @@ from anamorph.columns import Numeric
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.curator.tallies import count
+from anamorph.evaluation.errors import merged, model_errors
 from anamorph.evaluation.features import examples
 from anamorph.evaluation.learning import parse_target, usefulness
 from anamorph.evaluation.splitting import split
@@ -36,6 +40,7 @@ from anamorph.schema import Schema
 from anamorph.sources import TableSource, encode, open_source
 from anamorph.table import Table
 from anamorph.tables import sample_rows
+from bench.peers.results import rounded
 from bench.tables import DATA
 
 PATH = DATA / "adult_raw.csv.gz"
@@ -53,7 +58,7 @@ LEVELS, STEPS = 10, 60
 SINGLE = ("income",)
 MULTITASK = ("income", "sex", "marital-status:Married-civ-spouse+Married-AF-spouse")
 
-NATIVE: dict[str, dict[str, str]] = {"rap++": {}, "dp-merf": {}}
+NATIVE: dict[str, dict[str, str]] = {"auto": {}, "rap++": {}, "dp-merf": {}}
 BINNED = {
     "rap": {"rounds": str(EPOCHS), "per_round": "16"},
     "rap, all marginals at once": {"rounds": "1", "blocks": "true"},
@@ -64,7 +69,15 @@ BINNED = {
     "gem": {},
 }
 """What mechanisms are given: native columns, or bins."""
-COMPARED = ("rap++", "rap", "rap, all marginals at once", "mwem-pgm")
+COMPARED = ("auto", "rap++", "rap", "rap, all marginals at once", "mwem-pgm")
+ASKED = (
+    "bands:k=3,bands=8,target=income",
+    "bands:k=2,bands=16",
+    "mixed:k=3,count=1000,seed=0",
+    "marginals:k=2; mixed:k=2,count=300,seed=0",
+    "halfspaces:count=500,target=income,seed=0",
+)
+"""Workloads of numbers, and of numbers beside codes."""
 
 
 @cache
@@ -85,7 +98,7 @@ def schema_of(bins: int = 0, *, plain: bool = False) -> Schema:
 
 def workload_of(name: str, schema: Schema, targets: tuple[str, ...] = SINGLE) -> Workload:
     """Returns the workload that a mechanism is given: 3-way marginals with each target."""
-    kind = "bands:k=3,bands=8" if name == "rap++" else "marginals:k=3"
+    kind = "bands:k=3,bands=8" if name in ("auto", "rap++") else "marginals:k=3"
     columns = [target.partition(":")[0] for target in targets]
     if name == "dp-merf":  # it measures what it needs; the workload tells it the label
         return parse_workload(f"marginals:k=2,target={columns[0]}", schema)
@@ -150,7 +163,7 @@ def mixed_table(
             for name in names
             for times in [1 if name.startswith("rap,") or name == "rap" else runs]
         }
-        best = min(error for name, error in row.items() if name != "rap++")
+        best = min(error for name, error in row.items() if name not in NATIVE)
         table[str(epsilon)] = row | {"ratio": row["rap++"] / best}
         print(epsilon, table[str(epsilon)], file=sys.stderr)
     return {
@@ -164,7 +177,7 @@ def mixed_table(
 def learning() -> dict[str, Any]:
     """Returns macro F1 of logistic regression on income at epsilon 1, for every mechanism that makes rows."""
     table = f1_table((*NATIVE, *BINNED), SINGLE, RUNS, 1.0, str(PATH))
-    best = max(row["income"]["median"] for name, row in table.items() if name not in ("real", "rap++"))
+    best = max(row["income"]["median"] for name, row in table.items() if name not in ("real", "rap++", "auto"))
     ours, real = table["rap++"]["income"]["median"], table["real"]["income"]["median"]
     reached = ours >= 0.97 * real and ours >= best
     return {"table": table, "of_real": ours / real, "best_other": best, "target": "0.97, best", "reached": reached}
@@ -172,8 +185,35 @@ def learning() -> dict[str, Any]:
 
 def multitask() -> dict[str, Any]:
     """Returns macro F1 on three targets at once, of one release, at epsilon 1."""
-    table = f1_table(("rap++", "rap, all marginals at once", "mwem-pgm", "aim", "mst"), MULTITASK, RUNS, 1.0, str(PATH))
-    return {"table": table}
+    names = ("auto", "rap++", "rap, all marginals at once", "mwem-pgm", "aim", "mst")
+    return {"table": f1_table(names, MULTITASK, RUNS, 1.0, str(PATH))}
+
+
+def asked() -> dict[str, Any]:
+    """Returns the errors of `auto` and RAP++ on workloads of numbers: medians of max, mean and tv of their answers."""
+    return asked_table(ASKED, (0.1, 1.0, 10.0), RUNS, str(PATH))
+
+
+def asked_table(specs: tuple[str, ...], epsilons: tuple[float, ...], runs: int, data: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns the medians for each workload and epsilon, with declared transforms, where rows are added or removed."""
+    schema, table = schema_of(), {}
+    source = TableSource(encode(data, schema), schema)
+    for spec, epsilon in itertools.product(specs, epsilons):
+        queries, row = parse_workload(spec, schema), {}
+        budget = Budget(epsilon=epsilon, delta=1 / source.rows() ** 2)
+        for name in ("auto", "rap++"):
+            found = []
+            for seed in range(runs):
+                curator = Curator(
+                    source, Budget(epsilon=epsilon, delta=1 / source.rows() ** 2), neighbours="add-remove"
+                )
+                model = made(name)(curator, queries, seed=seed).model
+                errors = merged(model_errors(source, model, queries))
+                found.append((errors.max_error, errors.mean_error, errors.tv or math.nan))
+            row[name] = [rounded(each) for each in np.median(found, axis=0).tolist()]
+        table[f"{spec}, epsilon {epsilon:g}"] = row
+        print(spec, epsilon, row, file=sys.stderr)
+    return {"unit": "max, mean, tv", "runs": runs, "table": table}
 
 
 def f1_table(

@@ -20,6 +20,12 @@ def test_rap_plus_plus_is_nearer_to_mixed_marginals_than_bins():
     assert found["reached"] == (row["ratio"] <= 0.7)
 
 
+def test_auto_is_nearer_than_rap_plus_plus_to_what_is_asked_of_numbers():
+    (row,) = numbers.asked_table(("bands:k=2,bands=4,target=income",), (1.0,), 1, str(numbers.PATH))["table"].values()
+    assert len(row["auto"]) == len(row["rap++"]) == 3
+    assert all(0 < ours < theirs for ours, theirs in zip(row["auto"], row["rap++"], strict=True))
+
+
 def test_the_errors_of_the_data_itself_are_of_rounding_only():
     """Real rows in bins, and drawn from them again, lose what bins lose; native ones nothing."""
     errors = numbers.MixedErrors(200, str(numbers.PATH))
