@@ -204,9 +204,7 @@ def asked_table(specs: tuple[str, ...], epsilons: tuple[float, ...], runs: int, 
         for name in ("auto", "rap++"):
             found = []
             for seed in range(runs):
-                curator = Curator(
-                    source, Budget(epsilon=epsilon, delta=1 / source.rows() ** 2), neighbours="add-remove"
-                )
+                curator = Curator(source, budget, neighbours="add-remove")
                 model = made(name)(curator, queries, seed=seed).model
                 errors = merged(model_errors(source, model, queries))
                 found.append((errors.max_error, errors.mean_error, errors.tv or math.nan))
