@@ -84,7 +84,7 @@ def check_numbers(schema: Schema, mechanism: Mechanism) -> None:
     if schema.numbers and not getattr(mechanism, "native", False):
         names = ", ".join(repr(schema.names[number]) for number in schema.numbers)
         raise WorkloadError(
-            f"columns {names} must have bins for {mechanism.name}: declare them without `native`, or take rap++"
+            f"columns {names} must have bins for {mechanism.name}: declare them without `native`, or take auto"
         )
 
 

@@ -114,7 +114,7 @@ class Sums:
                 names = ", ".join(repr(schema.names[number]) for number in tally.numbers)
                 raise ParameterError(
                     f"columns {names} must have bins in this release, whose model holds no native numbers: "
-                    "declare them without `native`, or fit with rap++"
+                    "declare them without `native`, or fit with auto"
                 ) from None
         if not self.given:
             return total if isinstance(model, Zero) else total + float(self.cells)

@@ -187,7 +187,7 @@ def test_what_an_oracle_does_not_know_is_refused(part, made):
     mixed, told = Workload((Marginals(SIZES, ((0, 1),)), part)), curator()
     for refused in (lambda: made.steps_for(mixed, 0.1), lambda: made(told, mixed, seed=0)):
         with pytest.raises(
-            WorkloadError, match=r"must be of marginals and thresholds: take rap for functions, rap\+\+"
+            WorkloadError, match=r"must be of marginals and thresholds: take auto for functions or for numbers"
         ):
             refused()
     assert told.privacy().spends == ()

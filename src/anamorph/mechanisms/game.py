@@ -105,7 +105,7 @@ def checked(workload: Workload) -> Workload:
     """Returns the single queries of a workload; refuses what an oracle does not know."""
     if not all(isinstance(part, Marginals | Cells) for part in workload.parts):
         raise WorkloadError(
-            "the workload must be of marginals and thresholds: take rap for functions, rap++ for numbers"
+            "the workload must be of marginals and thresholds: take auto for functions or for numbers"
         )
     return workload.by_cell()
 

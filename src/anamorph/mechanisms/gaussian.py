@@ -37,7 +37,7 @@ class Gaussian:
             isinstance(part, Marginals) or (isinstance(part, Cells) and part.chosen is None) for part in workload.parts
         ):
             raise WorkloadError(
-                "the workload must be of whole marginals and thresholds: take rap for functions, rap++ for numbers"
+                "the workload must be of whole marginals and thresholds: take auto for functions or for numbers"
             )
         queries = self.queries(workload)
         return (Step("measure", rho, queries.blocks, queries.cells, workload=queries),)

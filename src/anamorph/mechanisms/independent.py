@@ -39,7 +39,7 @@ def asked(workload: Workload) -> dict[tuple[int, ...], Fraction]:
         marginals = part.marginals if isinstance(part, Cells) else part
         if not isinstance(marginals, Marginals):
             raise WorkloadError(
-                "the workload must be of marginals and thresholds: take rap for functions, rap++ for numbers"
+                "the workload must be of marginals and thresholds: take auto for functions or for numbers"
             )
         weight = workload.weights[index] if workload.weights else Fraction(1)
         for features in marginals.sets:

@@ -145,7 +145,7 @@ class RAP(RelaxedProjection):
     def queries(self, workload: Workload) -> Workload:
         """Returns the workload in the blocks that are selected and measured; refuses tests and bands of numbers."""
         if any(isinstance(part, Tested | Banded) for part in workload.parts):
-            raise WorkloadError("the workload must be of marginals, thresholds and functions: take rap++ for numbers")
+            raise WorkloadError("the workload must be of marginals, thresholds and functions: take auto for numbers")
         queries = workload.measured(self.order) if self.blocks or self.rounds == 1 else workload.by_cell()
         return queries if self.budgets == "equal" else planned(queries, self.budgets)
 
