@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import accuracy, counting, engine, game, matrix, numbers, oracle, scale, speed, thresholds, unseen
+from bench import accuracy, counting, elsewhere, engine, game, matrix, numbers, oracle, scale, speed, thresholds, unseen
 
 FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "rho": accuracy.rho,
@@ -41,6 +41,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "thresholds": thresholds.table,
     "thresholds-speed": thresholds.speed,
     "unseen": unseen.unseen,
+    "elsewhere": elsewhere.elsewhere,
 }
 
 

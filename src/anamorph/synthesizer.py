@@ -28,7 +28,8 @@ class Synthesizer:
     epsilon: float = 1.0
     delta: float = 1e-9
     mechanism: str = "auto"
-    workload: str = "marginals:k=3"
+    workload: str | None = None
+    """What the rows should answer; None: every three columns (all, if there are fewer), native numbers in bands."""
     neighbours: Relation = "replace"
     settings: dict[str, Any] = field(default_factory=dict)
     """Parameters of the mechanism, by name."""
@@ -42,10 +43,11 @@ class Synthesizer:
     def fit(self, data: Any, schema: Schema | str | Path) -> Self:  # noqa: ANN401 - any frame or path
         """Makes the private release; returns itself."""
         made = mechanism(self.mechanism, {key: str(value) for key, value in self.settings.items()})
+        known = schema if isinstance(schema, Schema) else Schema.load(schema)
         request = fitting.Fit(
             data=data,
-            schema=schema if isinstance(schema, Schema) else Schema.load(schema),
-            workload=self.workload,
+            schema=known,
+            workload=self.workload or usual_workload(known),
             mechanism=made,
             budget=Budget(epsilon=self.epsilon, delta=self.delta),
             neighbours=self.neighbours,
@@ -73,3 +75,8 @@ class Synthesizer:
         if self.release is None:
             raise ParameterError("fit must come first: there is no release yet")
         return self.release
+
+
+def usual_workload(schema: Schema) -> str:
+    """Returns a workload that tells how the columns of a table go together."""
+    return f"{'bands' if schema.numbers else 'marginals'}:k={min(3, len(schema.columns))}"

@@ -104,9 +104,7 @@ def located(tally: object, place: int) -> tuple[tuple[int, ...], int, int]:
 def checked(workload: Workload) -> Workload:
     """Returns the single queries of a workload; refuses what an oracle does not know."""
     if not all(isinstance(part, Marginals | Cells) for part in workload.parts):
-        raise WorkloadError(
-            "the workload must be of marginals and thresholds: take auto for functions or for numbers"
-        )
+        raise WorkloadError("the workload must be of marginals and thresholds: take auto for functions or for numbers")
     return workload.by_cell()
 
 
