@@ -16,7 +16,7 @@ from anamorph.curator.tallies import AtLeast, GroupBy, count
 from anamorph.curator.tallies import Tests as SingleCells
 from anamorph.curator.where import Where
 from anamorph.errors import CorruptionError, ParameterError
-from anamorph.models.banded import BandedRows, Ruler, detailed, even, halved
+from anamorph.models.banded import BandedRows, Ruler, detailed, divided, even, halved
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.numbers import Tested as NumberTests
 from anamorph.queries.workload import Workload
@@ -250,7 +250,9 @@ def test_what_fine_bands_tell_is_told_where_it_is_no_noise():
     exact[3] += 0.5
     exact[8:] = np.arange(8) * 0.25 / 28
     noise = np.random.default_rng(0).normal(0, 0.001, 16)
-    ruler = detailed((8,), fine, 16, exact + noise, 0.001)
+    halves = np.array([exact[:8].sum(), exact[8:].sum()])
+    ruler, masses = detailed(even((8,), 16), halves, fine, exact + noise, 0.001)
+    np.testing.assert_allclose(masses, exact, atol=0.004)
     shares = np.diff(ruler.below(np.arange(17)), axis=0)
     np.testing.assert_allclose(shares[:8, 0], exact[:8] / exact[:8].sum(), atol=0.005)
     np.testing.assert_allclose(shares[8:, 1], exact[8:] / exact[8:].sum(), atol=0.02)
@@ -262,12 +264,32 @@ def test_noise_alone_is_told_as_nothing(seed):
     """32 bands of 32: a step of 3 sigmas is one of 400; each moves few numbers."""
     fine, cuts = tuple(range(1, 1024)), tuple(range(32, 1024, 32))
     noise = np.random.default_rng(seed).normal(0, 0.01, 1024)
-    ruler = detailed(cuts, fine, 1024, 1 / 1024 + noise, 0.01)
+    ruler, _ = detailed(even(cuts, 1024), np.full(32, 1 / 32), fine, 1 / 1024 + noise, 0.01)
     plain = even(cuts, 1024)
     moved = np.abs(ruler.below(np.arange(1025)) - plain.below(np.arange(1025))).max(axis=0)
     assert np.mean(moved > 1e-9) < 0.35
     ends = np.array([0, *cuts, 1024])
     np.testing.assert_allclose(ruler.below(ends), plain.below(ends))
+
+
+def test_a_slope_drowns_in_fine_bands_and_not_in_few():
+    """A sum over many fine bands has the noise of all of them; a spike shows in these, and keeps its place."""
+    cuts, few, fine = (512,), tuple(range(64, 1024, 64)), tuple(range(1, 1024))
+    exact = np.concatenate([np.linspace(0, 2, 512), np.ones(512)]) / 1124
+    exact[700] += 100 / 1124
+    sigma, random = 0.004, np.random.default_rng(0)
+    halves = np.array([exact[:512].sum(), exact[512:].sum()])
+    values = exact + random.normal(0, sigma, 1024)
+    once, _ = detailed(even(cuts, 1024), halves, fine, values, sigma)
+    coarse = exact.reshape(16, 64).sum(axis=1) + random.normal(0, sigma, 16)
+    twice, masses = detailed(even(cuts, 1024), halves, few, coarse, sigma)
+    both, _ = detailed(twice, masses, fine, values, sigma)
+    truth = np.cumsum(exact[:512]) / exact[:512].sum()
+    off = [np.abs(ruler.below(np.arange(1, 513))[:, 0] - truth).max() for ruler in (once, twice, both)]
+    assert off[0] > 0.2
+    assert max(off[1:]) < 0.05
+    place = both.below(np.array([700, 701]))[:, 1]
+    assert place[1] - place[0] == pytest.approx(101 / 612, abs=0.03)
 
 
 @given(
@@ -277,10 +299,11 @@ def test_noise_alone_is_told_as_nothing(seed):
 )
 def test_shares_are_shares_whatever_the_noise(lengths, sigma, seed):
     noisy = np.random.default_rng(seed).normal(0, 1, len(lengths))
-    found = halved(np.array(lengths), noisy, sigma)
-    assert found.shape == (len(lengths),)
-    assert np.all(found >= 0)
-    assert found.sum() == pytest.approx(1)
+    for inside in (divided, halved):
+        found = inside(np.array(lengths), noisy, sigma)
+        assert found.shape == (len(lengths),)
+        assert np.all(found >= 0)
+        assert found.sum() == pytest.approx(1)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 300), st.integers(1, 20))
@@ -290,8 +313,10 @@ def test_rulers_of_noise_are_rulers(seed, limit, bands):
     fine = tuple(range(1, limit))
     cuts = tuple(sorted({int(each) for each in random.integers(1, limit, bands)} - {0}))
     noisy = random.normal(0, 1, limit) * random.random(limit) ** 4
-    model = replace(rows_of({}), sizes=(limit,), rulers={0: detailed(cuts, fine, limit, noisy, 1e-3)})
     merged = (len(cuts) + 1,)
+    ruler, masses = detailed(even(cuts, limit), random.normal(0, 1, merged[0]), fine, noisy, 1e-3)
+    assert np.all(np.isfinite(masses))
+    model = replace(rows_of({}), sizes=(limit,), rulers={0: ruler})
     flat = np.full((merged[0], 1), 1 / merged[0], np.float32)
     model = replace(model, rows=RelaxedRows(merged, flat, np.ones(1, np.float32)))
     assert BandedRows.from_arrays((limit,), model.arrays()).rulers[0].bands == merged[0]

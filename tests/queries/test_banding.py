@@ -15,7 +15,7 @@ from anamorph.columns import Codes, Numeric
 from anamorph.curator.bands import MOST_CELLS
 from anamorph.curator.tallies import count
 from anamorph.errors import WorkloadError
-from anamorph.queries.banding import FINEST, Banding, banding, divided
+from anamorph.queries.banding import FINER, FINEST, Banding, banding, divided
 from anamorph.queries.bands import Banded
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
@@ -89,16 +89,29 @@ def test_bands_of_every_code_are_those_of_every_code():
     asked = Workload((Banded(small.sizes, ((0, 1),), ((), ())),))
     found = banding(small.sizes, {1: 6}, asked, 2)
     assert found.cuts == {1: (1, 2, 3, 4, 5)}
-    assert found.finer == ()
+    assert found.levels == {1: ()}
+    assert found.measured(found.merge(asked)).parts == (Banded(small.sizes, ((0, 1),), ((), (1, 2, 3, 4, 5))),)
 
 
 @pytest.mark.parametrize("spec", ["marginals:k=2", "bands:k=2,bands=7; mixed:k=3,count=9,seed=1", "bands:k=2,bands=3"])
-def test_fine_bands_are_inside_of_bands(spec):
+def test_finer_bands_are_inside_of_bands(spec):
     found = cut(spec, 16)
     for number, limit in LIMITS.items():
-        assert set(found.cuts[number]) <= set(found.fine[number])
-        assert len(found.fine[number]) < FINEST * 1.5 + 1
-        assert len(found.fine[number]) >= min(limit - 1, FINEST // 2)
+        levels = (found.cuts[number], *found.levels[number])
+        for less, more in itertools.pairwise(levels):
+            assert set(less) < set(more)
+        assert len(levels) == (3 if limit > 16 * (len(levels[0]) + 1) else 2)
+        assert min(limit, FINEST // 2) <= len(levels[-1]) + 1 < FINEST * 1.5 + 2
+    assert [set(level) for level in found.alone] == [
+        {number for number in LIMITS if len(found.levels[number]) > deep} for deep in range(2)
+    ]
+
+
+@pytest.mark.parametrize(("bands", "expected"), [(4, (32, 1024)), (32, (256, 1024)), (64, (1024,)), (1024, ())])
+def test_bands_are_cut_twice_where_that_is_far_finer(bands, expected):
+    (levels,) = (found.levels[4] for found in [cut("marginals:k=2", bands)])
+    assert tuple(len(each) + 1 for each in levels) == expected
+    assert expected[:1] != (32,) or expected[0] == FINER * bands
 
 
 def test_what_is_asked_of_bands():
@@ -120,12 +133,12 @@ def test_weights_and_pieces_are_those_of_the_workload():
     told = view.merge(asked)
     assert (told.weights, told.limit) == (asked.weights, 77)
     found = view.measured(told)
-    assert (found.weights, found.limit) == ((*asked.weights, Fraction(1)), 77)
+    assert (found.weights, found.limit) == ((*asked.weights, Fraction(1), Fraction(1)), 77), "as x alone weighs"
 
 
 def test_marginals_of_too_many_cells_stand_for_those_inside():
     fives = dict.fromkeys(range(44), (1, 2, 3, 4))
-    view = Banding((5,) * 44, fives, fives)
+    view = Banding((5,) * 44, fives, {})
     assert set(view.within((3, 1))) == {(3, 1)}
     found = list(view.within(tuple(range(12))))
     assert 5**10 <= MOST_CELLS < 5**11
@@ -174,8 +187,9 @@ def test_bands_are_counted_as_the_codes_of_a_merged_table():
     np.testing.assert_array_equal(seen.values, np.concatenate([count(p.tally, other) for p in queries.pieces()]))
 
     details = view.details(queries, measurement)
-    assert list(details) == list(view.finer) == [1, 3, 4]
-    for index, (number, detail) in enumerate(details.items()):
-        exact, _ = np.histogram(codes[:, number], [0, *view.fine[number], SCHEMA.sizes[number]])
+    assert {number: tuple(each.cuts for each in levels) for number, levels in details.items()} == view.levels
+    for number, detail in ((number, detail) for number, levels in details.items() for detail in levels):
+        exact, _ = np.histogram(codes[:, number], [0, *detail.cuts, SCHEMA.sizes[number]])
         np.testing.assert_array_equal(detail.values, exact)
-        assert detail.sigma == queries.blocks + index
+    noise = [detail.sigma for levels in details.values() for detail in levels]
+    assert sorted(noise) == list(range(queries.blocks, measured.blocks))

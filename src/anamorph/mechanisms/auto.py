@@ -25,7 +25,7 @@ much as a measurement and gives no answer; whichever marginal a selection would 
 penalty throws away what the noise says about those that did not deserve it.
 
 *Native numbers* are cut into bands of equal width (queries/banding.py), up to `MOST_BANDS` and no more than noise lets
-tell apart, or as the workload cuts them; then all is as with codes. Each number alone is measured in fine bands, too,
+tell apart, or as the workload cuts them; then all is as with codes. Each number alone is measured in finer bands, too,
 which tell where in its band it lies (models/banded.py).
 
 *Functions* of rows are measured as they are, with half of the budget, or all but that of single columns.
@@ -52,10 +52,10 @@ from anamorph import progress
 from anamorph.curator.budget import gaussian_sigma
 from anamorph.curator.curator import Curator
 from anamorph.curator.noise import LARGEST
-from anamorph.curator.tallies import marginal_cells, squared_sensitivity
+from anamorph.curator.tallies import GroupBy, marginal_cells, squared_sensitivity
 from anamorph.errors import ParameterError, require_positive
 from anamorph.mechanisms.mechanism import Step, release
-from anamorph.models.banded import BandedRows, detailed, even
+from anamorph.models.banded import BandedRows, Ruler, detailed, even
 from anamorph.models.least_squares import as_marginals
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.models.shrinking import Objective, ShrinkingProjection, most_rows
@@ -209,11 +209,15 @@ def affordable_banding(workload: Workload, limits: dict[int, int], bands: int) -
         most //= 2
 
 
-def ruled(view: Banding, rows: RelaxedRows, details: dict[int, Detail]) -> BandedRows:
-    """Returns banded rows, with what fine bands tell of the inside of bands."""
-    rulers = {number: even(cuts, view.sizes[number]) for number, cuts in view.cuts.items()}
-    for number, known in details.items():
-        rulers[number] = detailed(view.cuts[number], view.fine[number], view.sizes[number], known.values, known.sigma)
+def ruled(view: Banding, rows: RelaxedRows, details: dict[int, list[Detail]]) -> BandedRows:
+    """Returns banded rows, with what finer bands tell of the inside of bands."""
+    rulers: dict[int, Ruler] = {}
+    for number, levels in details.items():
+        ruler, bands = even(view.cuts[number], view.sizes[number]), view.merged[number]
+        masses = rows.answer(GroupBy(view.merged, (number,), 0, bands)).astype(np.float64)
+        for level in levels:
+            ruler, masses = detailed(ruler, masses, level.cuts, level.values, level.sigma)
+        rulers[number] = ruler
     return BandedRows(view.sizes, rulers, rows)
 
 

@@ -11,8 +11,9 @@ as it is of codes: prefixes, and bands that are cut anywhere, are answered exact
 answered by numbers drawn from every relaxed row, always the same.
 
 Where nothing is known of the inside of a band, numbers are spread evenly over its codes. If a number was also measured
-in fine bands, a band is halved again and again, and has in each half what was measured where that is no noise: zeros,
-round numbers, forty hours a week, or a slope (Haar wavelets with a hard threshold; Donoho & Johnstone 1994).
+in finer bands, those that stand out have what was measured: zeros, round numbers, forty hours a week. What is left is
+halved again and again, and has in each half what was measured where that is no noise, as a slope is (Haar wavelets with
+a hard threshold; Donoho & Johnstone 1994). So is each of these in turn, if there are finer ones still.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ DRAWN = 1 << 17
 
 LOUD = 3.0
 """How many sigmas two halves of a band must differ by from what their lengths say, to be told as they were measured."""
+
+SINGLE = 4.0
+"""How many sigmas a finer band must stand out by to be told as it was measured, alone."""
 
 HELD = 1 << 24
 """About how many products are held at a time."""
@@ -89,15 +93,38 @@ def even(cuts: Sequence[int], size: int) -> Ruler:
     return Ruler(edges, np.arange(edges.size, dtype=np.float64))
 
 
-def detailed(cuts: Sequence[int], fine: Sequence[int], size: int, noisy: Reals, sigma: float) -> Ruler:
-    """Returns the ruler of a number of which fine bands were measured, too; each band begins where a fine one does."""
-    edges = np.array((0, *fine, size), np.int64)
-    starts = np.searchsorted(edges, (0, *cuts, size))
-    shares = [halved(np.diff(edges[i : j + 1]), noisy[i:j], sigma) for i, j in itertools.pairwise(starts.tolist())]
-    heights = np.concatenate([band + np.append(0.0, np.cumsum(share)[:-1]) for band, share in enumerate(shares)])
-    return Ruler(
-        edges, np.append(np.minimum(heights, np.repeat(np.arange(len(shares)), np.diff(starts)) + 1), len(shares))
-    )
+def detailed(ruler: Ruler, masses: Reals, cuts: Sequence[int], noisy: Reals, sigma: float) -> tuple[Ruler, Reals]:
+    """Returns a ruler that also tells what was measured of finer bands, and what share of the rows is in each of these.
+
+    `masses` are those of the pieces of the ruler, each about as well known as one finer band. A piece has the mean of
+    that and of what was measured in it, weighed by their noise, and what was measured is moved to agree (Hay et al.
+    2010): a sum over many bands has the noise of all of them.
+    """
+    edges = np.array((0, *cuts, ruler.edges[-1]), np.int64)
+    starts = np.searchsorted(edges, ruler.edges).tolist()
+    heights, found = [np.zeros(1)], []
+    for piece, (start, stop) in enumerate(itertools.pairwise(starts)):
+        inner, (low, high) = noisy[start:stop], ruler.heights[piece : piece + 2]
+        total = (inner.size * masses[piece] + inner.sum()) / (inner.size + 1)
+        agreed = inner + (total - inner.sum()) / inner.size
+        shares = divided(np.diff(edges[start : stop + 1]), agreed, sigma)
+        rising = low + (high - low) * np.cumsum(shares)
+        heights.append(np.append(np.minimum(rising[:-1], high), high))
+        found.append(total * shares)
+    return Ruler(edges, np.concatenate(heights)), np.concatenate(found)
+
+
+def divided(lengths: NDArray[np.integer], noisy: Reals, sigma: float) -> Reals:
+    """Returns the share of each finer band of a piece: what was measured of single ones that stand out, else by halves.
+
+    A value that many share would be lost in halves: in most of them it has the noise of many bands.
+    """
+    total = max(noisy.sum(), 0.0)
+    single = noisy > total * lengths / lengths.sum() + SINGLE * sigma
+    shares = np.where(single, noisy, 0.0)
+    if not single.all():
+        shares[~single] = max(total - shares.sum(), 0.0) * halved(lengths[~single], noisy[~single], sigma)
+    return shares / shares.sum() if shares.sum() > 0 else lengths / lengths.sum()
 
 
 def halved(lengths: NDArray[np.integer], noisy: Reals, sigma: float) -> Reals:

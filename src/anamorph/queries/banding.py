@@ -2,7 +2,8 @@
 
 A number of a million steps has no marginals, but cut into bands it has. A banding says where each number is cut; what a
 workload asks is asked of bands: marginals of bands of these, a prefix test of the bands of its numbers with what is
-given, a halfspace of the bands of each two of its numbers. Besides, each number alone is cut more finely.
+given, a halfspace of the bands of each two of its numbers. Besides, each number alone is cut more finely, in one level
+or two: a sum over many fine bands has the noise of all of them, so few bands tell of slopes, and many of single values.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ Features = tuple[int, ...]
 FINEST = 1024
 """Into about how many bands a number alone is cut, at most."""
 
+FINER = 8
+"""Into how many each band is cut first, where it is cut twice."""
+
 
 class Detail(NamedTuple):
     """What was measured of the fine bands of a number alone."""
 
+    cuts: Cuts
+    """Where they begin, but for the first."""
     values: NDArray[np.float64]
     """Their noisy fractions."""
     sigma: float
@@ -51,18 +57,21 @@ class Banding:
     """The sizes of all columns of the schema."""
     cuts: Mapping[int, Cuts]
     """For each number the codes at which a new band begins."""
-    fine: Mapping[int, Cuts]
-    """The same, for a number alone; a fine band is inside of one band."""
+    levels: Mapping[int, tuple[Cuts, ...]]
+    """The same for a number alone, ever finer: a band of a level is inside of one of the level before."""
 
     @cached_property
     def merged(self) -> tuple[int, ...]:
         """How many codes or bands each column has."""
         return merged_sizes(self.sizes, self.per_column(self.cuts))
 
-    @property
-    def finer(self) -> tuple[int, ...]:
-        """The numbers that are cut more finely alone."""
-        return tuple(number for number in self.cuts if self.fine[number] != self.cuts[number])
+    @cached_property
+    def alone(self) -> tuple[dict[int, Cuts], ...]:
+        """Where numbers alone are cut, level by level: those that have so many."""
+        deepest = max(map(len, self.levels.values()), default=0)
+        return tuple(
+            {n: cuts[level] for n, cuts in self.levels.items() if level < len(cuts)} for level in range(deepest)
+        )
 
     def per_column(self, cuts: Mapping[int, Cuts]) -> tuple[Cuts, ...]:
         """Returns the cuts of each column, none for a coded one."""
@@ -93,10 +102,9 @@ class Banding:
             return queries
         weights = list(queries.weights or (Fraction(1),) * len(queries.parts))
         parts = [Banded(self.sizes, sets_of(part), self.per_column(self.cuts)) for part in queries.parts]
-        if self.finer:
-            of_single = (w for part, w in zip(parts, weights, strict=True) if any(len(sets) == 1 for sets in part.sets))
-            weights.append(next(of_single, weights[-1]))
-            parts.append(Banded(self.sizes, tuple((n,) for n in self.finer), self.per_column(self.fine)))
+        of_single = (w for part, w in zip(parts, weights, strict=True) if any(len(sets) == 1 for sets in part.sets))
+        weights += [next(of_single, weights[-1])] * len(self.alone)
+        parts += [Banded(self.sizes, tuple((n,) for n in cuts), self.per_column(cuts)) for cuts in self.alone]
         return Workload(tuple(parts), weights=tuple(weights), limit=queries.limit)
 
     def seen(self, queries: Workload, measurement: Measurement) -> Measurement:
@@ -106,12 +114,15 @@ class Banding:
         values, sigma = measurement.values[: queries.cells], measurement.sigma[: queries.blocks]
         return replace(measurement, workload=queries, values=values, sigma=sigma)
 
-    def details(self, queries: Workload, measurement: Measurement) -> dict[int, Detail]:
-        """Returns what was measured of each number alone."""
-        ends = np.cumsum([len(self.fine[number]) + 1 for number in self.finer])
-        values = np.split(measurement.values[queries.cells :], ends[:-1]) if self.finer else []
-        sigma = measurement.sigma[queries.blocks :].tolist()
-        return {n: Detail(each, noise) for n, each, noise in zip(self.finer, values, sigma, strict=True)}
+    def details(self, queries: Workload, measurement: Measurement) -> dict[int, list[Detail]]:
+        """Returns what was measured of each number alone, level by level."""
+        found: dict[int, list[Detail]] = {number: [] for number in self.cuts}
+        first, sigma = queries.cells, iter(measurement.sigma[queries.blocks :].tolist())
+        for number, cuts in (item for level in self.alone for item in level.items()):
+            values = measurement.values[first : first + len(cuts) + 1]
+            found[number].append(Detail(cuts, values, next(sigma)))
+            first += values.size
+        return found
 
 
 def banding(sizes: tuple[int, ...], limits: Mapping[int, int], workload: Workload, bands: int) -> Banding:
@@ -128,13 +139,22 @@ def banding(sizes: tuple[int, ...], limits: Mapping[int, int], workload: Workloa
         elif isinstance(part, Banded):
             for number in {feature for features in part.sets for feature in features} & asked.keys():
                 asked[number] |= set(part.cuts[number]) or set(range(1, limits[number]))
-    cuts, fine = {}, {}
+    cuts, levels = {}, {}
     for number, limit in limits.items():
         missing = (limit,) if sizes[number] > limit else ()
         own = tuple(sorted(cut for cut in asked[number] if cut < limit))
         coarse = own if own and number not in tested else divided(own, limit, bands)
-        cuts[number], fine[number] = (*coarse, *missing), (*divided(coarse, limit, FINEST), *missing)
-    return Banding(sizes, cuts, fine)
+        cuts[number] = (*coarse, *missing)
+        levels[number] = tuple((*each, *missing) for each in finer(coarse, limit))
+    return Banding(sizes, cuts, levels)
+
+
+def finer(cuts: Cuts, limit: int) -> Iterator[Cuts]:
+    """Yields finer cuts: into `FINER` times as many bands where `FINEST` would be far more, then into those."""
+    bands = len(cuts) + 1
+    between = divided(cuts, limit, FINER * bands) if 2 * FINER * bands < min(FINEST, limit) else cuts
+    finest = divided(between, limit, FINEST)
+    yield from (each for each in dict.fromkeys((between, finest)) if each != cuts)
 
 
 def divided(cuts: Sequence[int], limit: int, bands: int) -> Cuts:
