@@ -116,8 +116,8 @@ def test_a_mixed_workload_with_weights_from_a_file(queries, cli, mechanism):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--mechanism gaussian", "take rap for functions"),
-        ("--mechanism gaussian --set blocks=false", "take rap for functions"),
+        ("--mechanism gaussian", "take auto for functions"),
+        ("--mechanism gaussian --set blocks=false", "take auto for functions"),
         (BLOCKS, "set blocks=false, or rounds=1"),
     ],
 )

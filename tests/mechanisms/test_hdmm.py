@@ -222,7 +222,7 @@ def test_bad_parameters_are_refused(settings, message):
 def test_functions_are_refused_before_anything_is_spent(made, relation):
     workload = Workload((Marginals(SIZES, ((0, 1),)), custom(lambda row: row["c0"] / 2, SCHEMA, name="tests:half")))
     asked = curator(relation)
-    with pytest.raises(WorkloadError, match="must be of marginals and thresholds: take rap for functions"):
+    with pytest.raises(WorkloadError, match="must be of marginals and thresholds: take auto for functions"):
         made(asked, workload, seed=0)
     assert asked.privacy().spends == ()
 
