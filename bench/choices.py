@@ -31,6 +31,7 @@ from anamorph.mechanisms.auto import Auto, chosen, planned, split, told
 from anamorph.models import shrinking
 from anamorph.models.shrinking import Aims, Layout, Parameters, ShrinkingProjection, counted, noise, whole_marginals
 from anamorph.models.thinning import thinned
+from anamorph.models.trials import LOUDNESS, suited
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
@@ -121,7 +122,7 @@ VARIANTS: dict[str, Variant] = {
     BASE: Variant(),
     "auto": Variant(estimator=replace(FIXED, rows=Auto().rows), tried=True),
     "tried": Variant(tried=True),
-    "always quieted": Variant(estimator=replace(FIXED, loudness=shrinking.LOUDNESS)),
+    "always quieted": Variant(estimator=replace(FIXED, loudness=LOUDNESS)),
     "no penalty": penalised(lambda _: 0.0),
     "strength x 0.5": penalised(lambda _: 0.5),
     "strength x 2": penalised(lambda _: 2.0),
@@ -185,7 +186,7 @@ def measured(key: Key) -> Figures:
     estimator = variant.estimator
     if variant.tried:
         halves = (told(workload.sizes, half) for half in thinned(log, seed=key.seed))
-        estimator = estimator.suited(workload.sizes, *halves, seed=key.seed)
+        estimator = suited(estimator, workload.sizes, *halves, seed=key.seed)
     model = estimator.fit(workload.sizes, told(workload.sizes, log), seed=key.seed)
     seconds = perf_counter() - begin
     errors = merged(model_errors(rows, model, workload))

@@ -1,7 +1,8 @@
 """`auto` on made-up tables. NOT PRIVATE: true errors, seeded noise.
 
 Budgets, penalty, steps and rows of `auto` were chosen on benchmark data, and it is seen here whether they hold
-elsewhere. What it tries, and how many rows it adds (models/shrinking.py), was chosen on these.
+elsewhere. What it tries, and how many rows it adds (models/trials.py,
+models/shrinking.py), was chosen on these.
 
 The columns of benchmark data depend on each other in the ways of surveys. Those of these tables do so in others: along
 a tree, strongly or weakly, on two columns each, or all on one hidden class; as the pages of visits to a site, which end
@@ -29,7 +30,7 @@ from anamorph.mechanisms.gaussian import Gaussian
 from anamorph.mechanisms.independent import Independent
 from anamorph.mechanisms.mechanism import Mechanism
 from anamorph.mechanisms.mst import MST
-from anamorph.models import shrinking
+from anamorph.models import trials
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.schema import Schema
 from anamorph.table import Table
@@ -177,7 +178,7 @@ def errors(rows: Rows, workload: str, name: str, epsilon: float, seed: int) -> t
     queries = parse_workload(workload, rows.schema)
     budget = Budget(epsilon=epsilon, delta=1 / rows.rows() ** 2)
     curator = Curator(rows, budget, neighbours="add-remove", unsafe_seed=1000 + seed)
-    with mock.patch.object(shrinking, "WORTH", math.inf if name == UNTRIED else shrinking.WORTH):
+    with mock.patch.object(trials, "ROOM", 0 if name == UNTRIED else trials.ROOM):
         found = merged(model_errors(rows, MECHANISMS[name](curator, queries, seed=seed).model, queries))
     return found.max_error, found.tv or 0.0
 

@@ -89,9 +89,9 @@ def test_other_aims_change_one_thing(toy):
     assert (near.tail.weight, near.penalty) == (ours.tail.weight, ours.penalty)
 
 
-def test_those_that_say_so_try_what_to_quiet(toy, monkeypatch):
+def test_those_that_say_so_try_how_to_shrink_and_what_to_quiet(toy, monkeypatch):
     asked = []
-    monkeypatch.setattr(choices.Varied, "suited", lambda self, *_halves, seed: asked.append(seed) or self)
+    monkeypatch.setattr(choices, "suited", lambda estimator, *_told, seed: asked.append(seed) or estimator)
     for seed, name in enumerate(("auto", "tried", choices.BASE, "strength x 2")):
         choices.measured(Key("toy", TOY, 1.0, name, seed))
     assert asked == [0, 1]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 
 from anamorph.mechanisms.independent import Independent
-from anamorph.models import shrinking
+from anamorph.models import trials
 from bench import unseen
 
 
@@ -61,15 +60,15 @@ def test_the_numbers_of_a_trip_rise_together():
 
 def test_trials_are_left_out_where_they_are_said_to_be(monkeypatch):
     rows = unseen.network(rows=200, columns=3, largest=4, parents=2, evenness=1.0)
-    kept, seen = shrinking.WORTH, []
+    kept, seen = trials.ROOM, []
 
     def spy(curator, workload, *, seed):
-        seen.append(shrinking.WORTH)
+        seen.append(trials.ROOM)
         return Independent()(curator, workload, seed=seed)
 
     monkeypatch.setattr(unseen, "MECHANISMS", dict.fromkeys(("auto", unseen.UNTRIED), spy))
     errors = [unseen.errors(rows, unseen.WORKLOADS[0], name, 1.0, 0) for name in ("auto", unseen.UNTRIED)]
-    assert seen == [kept, math.inf]
-    assert kept == shrinking.WORTH
+    assert seen == [kept, 0]
+    assert kept == trials.ROOM
     assert errors[0] == errors[1]
     assert 0 < errors[0][0] < 1

@@ -541,18 +541,18 @@ def test_the_fit_is_of_what_is_said():
 def test_how_much_is_shrunk_is_tried_on_halves_of_what_is_said(monkeypatch, relation):
     given = []
 
-    def suited(self, sizes, *halves, seed):
+    def suited(estimator, sizes, *halves, seed):
         given.append((sizes, halves, seed))
-        return replace(self, loudness=8.0)
+        return replace(estimator, loudness=8.0, firmness=2.0)
 
-    monkeypatch.setattr(ShrinkingProjection, "suited", suited)
+    monkeypatch.setattr(auto, "suited", suited)
     found = SMALL(curator(relation=relation), PAIRS, seed=3)
     ((sizes, halves, seed),) = given
     assert (sizes, seed) == (SIZES, 3)
     for half, expected in zip(halves, thinned(found.measurements, seed=3), strict=True):
         np.testing.assert_array_equal(half[0].values, auto.told(SIZES, expected)[0].values)
     told = auto.told(SIZES, found.measurements)
-    refitted = ShrinkingProjection(rows=16, effort=1.0, loudness=8.0).fit(SIZES, told, seed=3)
+    refitted = ShrinkingProjection(rows=16, effort=1.0, loudness=8.0, firmness=2.0).fit(SIZES, told, seed=3)
     np.testing.assert_array_equal(refitted.probabilities, found.model.probabilities)
     assert found.mechanism == description(SMALL), "nobody sets it"
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import cache
+
 import jax.monitoring
 import numpy as np
 
 from anamorph.columns import Codes
 from anamorph.curator.tallies import count
+from anamorph.models.relaxed import RelaxedRows
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
@@ -16,6 +20,11 @@ from anamorph.table import Table
 
 SIZES = (3, 2, 4)
 PAIRS = Workload((Marginals(SIZES, ((0, 1), (0, 2), (1, 2))),))
+WIDE = (60, 70, 65, 30)
+SETS = tuple(itertools.combinations(range(4), 2))
+WHOLE = Workload((Marginals(WIDE, tuple((i,) for i in range(4))), Marginals(WIDE, SETS)))
+"""All fits of this file are of these marginals and as many rows, so that they are compiled once."""
+
 COMPILED: list[str] = []
 
 
@@ -39,6 +48,26 @@ def truth(workload, rows=200, sizes=SIZES, seed=0):
 
 def measure(workload, values, sigma=0.01, total=100.0):
     return Measurement(workload, np.asarray(values, float), np.full(workload.blocks, sigma), total)
+
+
+@cache
+def exact():
+    """The answers of a table of few kinds of rows."""
+    generator = np.random.default_rng(1)
+    kinds = np.concatenate([generator.dirichlet(np.full(size, 0.1), 6).T for size in WIDE]).astype(np.float32)
+    return answers(RelaxedRows(WIDE, kinds, np.full(6, 1 / 6, np.float32)), WHOLE).astype(float)
+
+
+def unrelated():
+    """The answers of a table whose columns do not depend on each other."""
+    generator = np.random.default_rng(2)
+    kind = np.concatenate([generator.dirichlet(np.full(size, 1.0), 1).T for size in WIDE]).astype(np.float32)
+    return answers(RelaxedRows(WIDE, kind, np.ones(1, np.float32)), WHOLE).astype(float)
+
+
+def noisy(sigma, seed=0, values=None, total=5000.0):
+    heard = (exact() if values is None else values) + np.random.default_rng(seed).normal(0, sigma, WHOLE.cells)
+    return [measure(WHOLE, heard, sigma=sigma, total=total)]
 
 
 def answers(model, workload):

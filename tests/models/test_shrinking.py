@@ -5,13 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fits import COMPILED, PAIRS, SIZES, answers, chi_squared, measure
+from fits import (
+    COMPILED,
+    PAIRS,
+    SETS,
+    SIZES,
+    WHOLE,
+    WIDE,
+    answers,
+    chi_squared,
+    exact,
+    measure,
+    noisy,
+    unrelated,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +49,6 @@ from anamorph.models.shrinking import (
     reveal,
 )
 from anamorph.models.simplex import Layout
-from anamorph.models.thinning import thinned
 from anamorph.models.tiles import NO_TAIL
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
@@ -52,10 +63,6 @@ SCHEMA = Schema(tuple(Codes(name=f"c{i}", values=size) for i, size in enumerate(
 ONES = Workload((Marginals(SIZES, ((0,), (1,), (2,))),))
 SMALL = ShrinkingProjection(rows=40)
 
-WIDE = (60, 70, 65, 30)
-SETS = tuple(itertools.combinations(range(4), 2))
-WHOLE = Workload((Marginals(WIDE, tuple((i,) for i in range(4))), Marginals(WIDE, SETS)))
-"""All fits of this file are of these marginals and as many rows, so that they are compiled once."""
 TILES = 4
 
 
@@ -66,19 +73,6 @@ def measured(workload, *sigmas, total=100.0):
 
 def marginals(*sets, sizes=SIZES, **more):
     return Workload((Marginals(sizes, sets),), **more)
-
-
-@cache
-def exact():
-    """The answers of a table of few kinds of rows."""
-    generator = np.random.default_rng(1)
-    kinds = np.concatenate([generator.dirichlet(np.full(size, 0.1), 6).T for size in WIDE]).astype(np.float32)
-    return answers(RelaxedRows(WIDE, kinds, np.full(6, 1 / 6, np.float32)), WHOLE).astype(float)
-
-
-def noisy(sigma, seed=0, values=None, total=5000.0):
-    heard = (exact() if values is None else values) + np.random.default_rng(seed).normal(0, sigma, WHOLE.cells)
-    return [measure(WHOLE, heard, sigma=sigma, total=total)]
 
 
 # --- what is known of the noise
@@ -459,28 +453,6 @@ def test_the_shrinkage_is_a_number_however_little_or_much_noise_there_is(crowdin
 # --- how much is shrunk
 
 
-def unrelated():
-    """The answers of a table whose columns do not depend on each other."""
-    generator = np.random.default_rng(2)
-    kind = np.concatenate([generator.dirichlet(np.full(size, 1.0), 1).T for size in WIDE]).astype(np.float32)
-    return answers(RelaxedRows(WIDE, kind, np.ones(1, np.float32)), WHOLE).astype(float)
-
-
-def suited(log, estimator=SMALL, seed=0):
-    return estimator.suited(WIDE, *thinned(log, seed=seed), seed=seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_less_is_told_where_columns_hardly_depend_on_each_other(seed):
-    values = unrelated()
-    log = noisy(2e-4, seed, values=values)
-    chosen = suited(log, seed=seed)
-    assert chosen.loudness > 0
-    assert chosen == replace(SMALL, loudness=chosen.loudness)
-    before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
-    assert np.abs(after - values).sum() < 0.8 * np.abs(before - values).sum()
-
-
 def test_pairs_that_are_quiet_are_fitted_as_independent():
     log = noisy(2e-4, values=unrelated())
     found, expected = (
@@ -491,90 +463,11 @@ def test_pairs_that_are_quiet_are_fitted_as_independent():
     assert not np.array_equal(found.probabilities, SMALL.fit(WIDE, log, seed=0).probabilities)
 
 
-@pytest.mark.parametrize("sigma", [1e-5, 5e-4])
-def test_nothing_is_quieted_where_columns_depend_on_each_other(sigma):
-    assert suited(noisy(sigma)) == SMALL
-
-
-def tried(monkeypatch, losses, estimator=SMALL, log=None, share=1.0):
-    """What is found where the trials leave these chi^2, and how loud, of how many rows each of them was."""
-    seen, left, aims = [], iter(losses), ShrinkingProjection.aims
-
-    def heard(self, layout, told):
-        seen.append([self.loudness])
-        return aims(self, layout, told)
-
-    def descended(_layout, point, _aims, _stage):
-        seen[-1].append(point.rows.size)
-        return point, True
-
-    log = log or noisy(0.01)
-    monkeypatch.setattr(ShrinkingProjection, "aims", heard)
-    monkeypatch.setattr(shrinking, "descend", descended)
-    monkeypatch.setattr(shrinking, "quiet_share", lambda _told, loudness: share if loudness == 4 else 0)
-    monkeypatch.setattr(shrinking, "unexplained", lambda *_what: next(left) / (2 * log[0].total))
-    return suited(log, estimator).loudness, seen
-
-
-@pytest.mark.parametrize(
-    ("losses", "found", "trials"),
-    [
-        ([900, 901], 0, [0, 2]),
-        ([900, 900], 0, [0, 2]),
-        ([900, 895, 880], 1, [0, 2, 1]),
-        ([900, 895, 895], 0, [0, 2, 1]),
-        ([900, 880, 890], 2, [0, 2, 4]),
-        ([900, 880, 870], 4, [0, 2, 4]),
-        ([math.nan, 0.0], 0, [0, 2]),
-        ([900, math.nan], 0, [0, 2]),
-        ([900, 800, math.nan], 2, [0, 2, 4]),
-    ],
-)
-def test_what_explains_best_what_is_held_back_is_chosen(monkeypatch, losses, found, trials):
-    loudness, seen = tried(monkeypatch, losses)
-    assert loudness == found
-    assert [loud for loud, _ in seen] == trials
-
-
-@pytest.mark.parametrize(("rows", "trial"), [(7, 7), (64, 64), (128, 64), (1025, 512), (0, 64)])
-def test_trials_have_half_of_the_rows_but_at_least_some(monkeypatch, rows, trial):
-    _, seen = tried(monkeypatch, [3, 2, 1], replace(SMALL, rows=rows))
-    assert [size for _, size in seen] == [trial] * 3
-
-
-@pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 512)])
-def test_trials_have_half_of_the_rows_that_suit_the_noise(monkeypatch, sigma, trial):
-    log = noisy(sigma)
-    assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 512: 1024}[trial]
-    _, seen = tried(monkeypatch, [3, 2, 1], replace(SMALL, rows=0), log)
-    assert [size for _, size in seen] == [trial] * 3
-
-
-@pytest.mark.parametrize(("share", "trials"), [(0.24, 0), (0.25, 3)])
-def test_nothing_is_tried_where_little_is_quiet(monkeypatch, share, trials):
-    assert len(tried(monkeypatch, [3, 2, 1], share=share)[1]) == trials
-
-
-def test_there_are_no_trials_where_there_is_no_room(monkeypatch):
-    monkeypatch.setattr(shrinking, "TRIAL_ROOM", SMALL.rows * WHOLE.cells - 1)
-    assert tried(monkeypatch, []) == (0, [])
-    monkeypatch.setattr(shrinking, "TRIAL_ROOM", SMALL.rows * WHOLE.cells)
-    assert len(tried(monkeypatch, [3, 2, 1])[1]) == 3
-
-
 def test_what_is_held_back_is_judged_by_chi_squared_alone():
     log, layout = noisy(0.01), Layout(WIDE)
     model = SMALL.fit(WIDE, log, seed=0)
     found = shrinking.unexplained(layout, model.parameters, shrinking.goals.build(layout, noisy(0.02, 5)), NO_TAIL)
     assert float(found) == pytest.approx(chi_squared(model, noisy(0.02, 5)), rel=1e-4)
-
-
-def test_trials_are_told_as_such():
-    told = []
-    with progress.listening(lambda *what: told.append(what)):
-        suited(noisy(2e-4, values=unrelated()))
-    assert {stage for stage, _, _ in told} == {"try"}
-    assert told[-1][1] == told[-1][2]
 
 
 # --- more rows where these do not explain

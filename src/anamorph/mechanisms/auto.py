@@ -61,6 +61,7 @@ from anamorph.models.relaxed import RelaxedRows
 from anamorph.models.shrinking import Objective, ShrinkingProjection, most_rows
 from anamorph.models.thinning import thinned
 from anamorph.models.tiles import tile_bytes
+from anamorph.models.trials import suited
 from anamorph.queries.banding import Banding, Detail, banding
 from anamorph.queries.marginals import Cells, Marginals
 from anamorph.queries.residuals import Residuals, free
@@ -155,8 +156,7 @@ class Auto:
         progress.report("measure", 1, 1)
         seen = (view.seen(queries, log[0]),)
         halves = (told(sizes, half) for half in thinned(seen, seed=seed))
-        suited = estimator.suited(sizes, *halves, seed=seed)
-        rows = suited.fit(sizes, told(sizes, seen), seed=seed)
+        rows = suited(estimator, sizes, *halves, seed=seed).fit(sizes, told(sizes, seen), seed=seed)
         model = ruled(view, rows, view.details(queries, log[0])) if view.cuts else rows
         return release(self, curator, workload, model, log)
 

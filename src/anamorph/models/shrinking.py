@@ -24,10 +24,8 @@ doubt, as e^(1/10) where it fills them all; where sigma is no small part of the 
 be told from noise, and all is drawn to independence; where it is below a row there is little noise to throw away, and
 c falls with it.
 
-*How dependent the columns are* no public number tells. Where most hardly depend on each other, or three no more than
-each two of them do, that penalty lets through noise that is larger than all there is to tell. So it is tried (`suited`)
-to tell what noise explains as plainly as can be (quieting.py): if rows fitted to one half of a thinned measurement
-(thinning.py) explain the other half better, it is done.
+*How dependent the columns are* no public number tells: how *firmly* to shrink beyond that, and what to tell as plainly
+as noise allows, is tried (trials.py).
 
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
@@ -74,7 +72,7 @@ from numpy.typing import NDArray
 from anamorph import progress
 from anamorph.curator.tallies import AtLeast, GroupBy, marginal_cells
 from anamorph.models import goals
-from anamorph.models.quieting import quiet_share, quieted
+from anamorph.models.quieting import quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
 from anamorph.models.simplex import NOWHERE, Layout, softmax
 from anamorph.models.tiles import NO_TAIL, Share, Tail, beside
@@ -124,19 +122,6 @@ ROOM = 1 << 35
 
 LEAST_SHARE = 0.2
 """The fewest rows that a code begins with."""
-
-TRIAL_ROOM = 1 << 30
-"""The most rows times cells of a trial: seconds on two cores."""
-
-LOUDNESS = 2.0
-"""How loud what is not told as plain is tried to be (quieting.py); then twice as loud if that is better, or half as
-loud if it is so by too little to tell."""
-
-WORTH = 0.25
-"""The least share of all there is to tell that must be quiet at twice that, for it to be tried."""
-
-GAIN = 10.0
-"""By how much chi^2 must fall for something to be quieted: fits that are nearly the same differ by a few by chance."""
 
 LEVEL = 16
 """Of how many relaxed rows one begins with all codes about as likely."""
@@ -221,34 +206,8 @@ class ShrinkingProjection:
     """What matters: the largest error, the average one, or both."""
     loudness: float = 0.0
     """How loud an interaction must be not to be told as plain; 0: all are told as they were measured."""
-
-    def suited(
-        self, sizes: tuple[int, ...], told: Sequence[Measurement], held: Sequence[Measurement], *, seed: int
-    ) -> ShrinkingProjection:
-        """Returns the estimator that best explains what is held back of a measurement, by how much it quiets.
-
-        Half of the rows are fitted, but at least `FEWEST_ROWS`. Where these and the cells have no `TRIAL_ROOM`, trials
-        would take long; where little is quiet, they would make no difference.
-        """
-        all_rows = self.rows or fitting_rows(told)
-        rows = max(all_rows // 2, min(all_rows, FEWEST_ROWS))
-        large = rows * sum(measurement.workload.cells for measurement in told) > TRIAL_ROOM
-        if large or quiet_share(told, 2 * LOUDNESS) < WORTH:
-            return self
-        layout, unseen = Layout(sizes), goals.build(Layout(sizes), held, last=True)
-        begin = replace(self, rows=rows).begin(layout, told, seed)
-
-        def judged(loudness: float) -> float:
-            point, _ = descend(layout, begin, replace(self, loudness=loudness).aims(layout, told), "try")
-            return 2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL))
-
-        nothing, some = judged(0), judged(LOUDNESS)
-        if not some < nothing:
-            return self
-        enough = nothing - GAIN
-        other = LOUDNESS * (2 if some < enough else 0.5)
-        chi_squared, loudness = min((some, LOUDNESS), (judged(other), other))
-        return replace(self, loudness=loudness) if chi_squared < enough else self
+    firmness: float = 1.0
+    """How many times the penalty is what follows from the noise; the tail is its square times as heavy."""
 
     def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
         """Returns the rows that explain the measurements: more of them for as long as noise does not explain the rest.
@@ -275,8 +234,9 @@ class ShrinkingProjection:
         tiles = int(built.tiled[0].used) if built.tiled else 1
         parts = min(MOST_PARTS, max(1, tiles // PART))
         reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
-        tail = Tail(jnp.float32(TAIL[self.objective]), jnp.float32(reach / math.sqrt(total)))
-        penalty = STRENGTH[self.objective] * heard.shrinkage / (1 + heard.sigma)
+        heavy = TAIL[self.objective] * self.firmness**2
+        tail = Tail(jnp.float32(heavy), jnp.float32(reach / math.sqrt(total)))
+        penalty = self.firmness * STRENGTH[self.objective] * heard.shrinkage / (1 + heard.sigma)
         steps = self.effort * (total / heard.sigma) ** 0.25 * (2 if parts == 1 else (1 + parts) / 2)
         steps = int(np.clip(steps, FEWEST_STEPS, MOST_STEPS))
         return Aims(built, jnp.float32(penalty), tail, jnp.int32(parts), jnp.int32(steps), jnp.float32(self.rate))

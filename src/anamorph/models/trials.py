@@ -1,0 +1,113 @@
+"""Trials: how firmly to shrink, and what to quiet, by what is held back of a measurement.
+
+The penalty of shrinking.py follows from public numbers. How much the columns depend on each other none of these tells:
+where many do so a little, that penalty lets through more noise than it keeps of what they say; where most hardly do at
+all, or three no more than each two of them, noise that is larger than all there is to tell. So two things are tried:
+
+- to shrink more *firmly*, f times as much with a tail f^2 times as heavy, f = sqrt(2), 2, 2 sqrt(2), for as long as
+  each is better than the one before;
+- to tell what noise explains as plainly as can be (quieting.py).
+
+Rows are fitted to one half of a thinned measurement (thinning.py), and the best is what leaves the least chi^2 of the
+other half. Its noise is independent of the rows, and the same for all of them; what differs is, in expectation, the sum
+of their squared errors, in sigmas. Both at once are not tried: what is quiet has little noise to shrink.
+
+A sum of squares weighs what is large, and many small errors alike. What is shrunk more firmly costs some of the former
+and gains of the latter, so it is not tried where only the largest error matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
+
+from anamorph.models import goals
+from anamorph.models.quieting import quiet_share
+from anamorph.models.shrinking import FEWEST_ROWS, ShrinkingProjection, counted, descend, fitting_rows, unexplained
+from anamorph.models.simplex import Layout
+from anamorph.models.tiles import NO_TAIL
+from anamorph.release import Measurement
+
+ROOM = 1 << 30
+"""The most rows times cells of a trial: seconds on two cores."""
+
+FIRMER = (2**0.5, 2.0, 2**1.5)
+"""How many times the penalty is tried to be."""
+
+LOUDNESS = 2.0
+"""How loud what is not told as plain is tried to be; then twice as loud if that is better, or half as loud if it is so
+by too little to tell."""
+
+WORTH = 0.25
+"""The least share of all there is to tell that must be quiet at twice that, for it to be tried."""
+
+GAIN = 10.0
+"""By how much chi^2 must fall for a trial to be better: fits that are nearly the same differ by a few by chance."""
+
+
+class Trial(NamedTuple):
+    """What an estimator leaves of chi^2, of what is held back."""
+
+    left: float
+    estimator: ShrinkingProjection
+
+
+Judge = Callable[[ShrinkingProjection], Trial]
+
+
+def suited(
+    estimator: ShrinkingProjection,
+    sizes: tuple[int, ...],
+    told: Sequence[Measurement],
+    held: Sequence[Measurement],
+    *,
+    seed: int,
+) -> ShrinkingProjection:
+    """Returns the estimator that best explains what is held back: firmer, quieter, or as it is.
+
+    Half of the rows are fitted, but at least `FEWEST_ROWS`. Where these and the cells have no `ROOM`, trials would take
+    long.
+    """
+    all_rows = estimator.rows or fitting_rows(told)
+    rows = max(all_rows // 2, min(all_rows, FEWEST_ROWS))
+    if rows * sum(measurement.workload.cells for measurement in told) > ROOM:
+        return estimator
+    layout, unseen = Layout(sizes), goals.build(Layout(sizes), held, last=True)
+    begin = replace(estimator, rows=rows).begin(layout, told, seed)
+
+    def judge(other: ShrinkingProjection) -> Trial:
+        point, _ = descend(layout, begin, other.aims(layout, told), "try")
+        return Trial(2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL)), other)
+
+    plain = judge(estimator)
+    return least(firmer(plain, judge), quieter(plain, judge, told)).estimator
+
+
+def firmer(plain: Trial, judge: Judge) -> Trial:
+    """Returns the best of trials that shrink ever more firmly."""
+    best = plain
+    for firmness in FIRMER if plain.estimator.objective != "max" else ():
+        trial = judge(replace(plain.estimator, firmness=firmness))
+        if not trial.left < best.left - GAIN:
+            break
+        best = trial
+    return best
+
+
+def quieter(plain: Trial, judge: Judge, told: Sequence[Measurement]) -> Trial:
+    """Returns the best of trials that quiet; where little is quiet, they would make no difference."""
+    if quiet_share(told, 2 * LOUDNESS) < WORTH:
+        return plain
+    some = judge(replace(plain.estimator, loudness=LOUDNESS))
+    if not some.left < plain.left:
+        return plain
+    enough = plain.left - GAIN
+    best = least(some, judge(replace(plain.estimator, loudness=LOUDNESS * (2 if some.left < enough else 0.5))))
+    return best if best.left < enough else plain
+
+
+def least(first: Trial, second: Trial) -> Trial:
+    """Returns the trial that leaves less; the first if they leave the same, or the second is no number."""
+    return min(first, second, key=attrgetter("left"))

@@ -1,0 +1,186 @@
+"""Trials: what is tried, with how many rows, and that what explains best what is held back is chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fits import WHOLE, WIDE, answers, exact, noisy, unrelated
+
+from anamorph import progress
+from anamorph.models import trials
+from anamorph.models.relaxed import RelaxedRows
+from anamorph.models.shrinking import ShrinkingProjection, fitting_rows
+from anamorph.models.thinning import thinned
+
+SMALL = ShrinkingProjection(rows=40)
+ONCE, TWICE, THRICE = 2**0.5, 2.0, 2**1.5
+
+
+def suited(log, estimator=SMALL, seed=0):
+    return trials.suited(estimator, WIDE, *thinned(log, seed=seed), seed=seed)
+
+
+def mildly_related():
+    """The answers of a table whose columns depend on each other a little, all on many kinds of rows."""
+    generator = np.random.default_rng(2)
+    lines = [generator.dirichlet(np.full(size, 1.0), 1).T * generator.gamma(20, 1, (size, 200)) for size in WIDE]
+    kinds = np.concatenate([line / line.sum(axis=0) for line in lines]).astype(np.float32)
+    return answers(RelaxedRows(WIDE, kinds, np.full(200, 1 / 200, np.float32)), WHOLE).astype(float)
+
+
+# --- on noise
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_less_is_told_where_columns_hardly_depend_on_each_other(seed):
+    values = unrelated()
+    log = noisy(2e-4, seed, values=values)
+    chosen = suited(log, seed=seed)
+    assert chosen.loudness > 0 or chosen.firmness > 1
+    assert chosen == replace(SMALL, loudness=chosen.loudness, firmness=chosen.firmness)
+    before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
+    assert np.abs(after - values).sum() < 0.8 * np.abs(before - values).sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_is_shrunk_where_columns_depend_on_each_other_a_little(seed, monkeypatch):
+    monkeypatch.setattr(trials, "WORTH", math.inf)  # nothing is quieted
+    values = mildly_related()
+    log = noisy(1e-4, seed, values=values)
+    chosen = suited(log, seed=seed)
+    assert chosen.firmness > 1
+    before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
+    assert np.square(after - values).sum() < 0.9 * np.square(before - values).sum()
+
+
+def test_nothing_is_changed_where_there_is_little_noise():
+    assert suited(noisy(1e-5)) == SMALL
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_quieted_where_columns_depend_on_each_other(seed):
+    log = noisy(5e-4, seed)
+    chosen = suited(log, seed=seed)
+    assert chosen.loudness == 0
+    before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
+    assert np.square(after - exact()).sum() <= np.square(before - exact()).sum()
+
+
+# --- what is tried
+
+
+def tried(monkeypatch, losses, estimator=SMALL, log=None, share=0.0):
+    """What is found where the trials leave these chi^2, and what each of them was."""
+    seen, left, aims = [], iter(losses), ShrinkingProjection.aims
+
+    def heard(self, layout, told):
+        seen.append([self.firmness, self.loudness])
+        return aims(self, layout, told)
+
+    def descended(_layout, point, _aims, _stage):
+        seen[-1].append(point.rows.size)
+        return point, True
+
+    log = log or noisy(0.01)
+    monkeypatch.setattr(ShrinkingProjection, "aims", heard)
+    monkeypatch.setattr(trials, "descend", descended)
+    monkeypatch.setattr(trials, "quiet_share", lambda _told, loudness: share if loudness == 4 else 0)
+    monkeypatch.setattr(trials, "unexplained", lambda *_what: next(left) / (2 * log[0].total))
+    return suited(log, estimator), seen
+
+
+@pytest.mark.parametrize(
+    ("losses", "found", "firmness"),
+    [
+        ([900, 895], 1, [1, ONCE]),
+        ([900, 890], 1, [1, ONCE]),
+        ([900, 910], 1, [1, ONCE]),
+        ([900, 889, 880], ONCE, [1, ONCE, TWICE]),
+        ([900, 880, 869, 860], TWICE, [1, ONCE, TWICE, THRICE]),
+        ([900, 880, 860, 840], THRICE, [1, ONCE, TWICE, THRICE]),
+        ([math.nan, 0.0], 1, [1, ONCE]),
+        ([900, math.nan], 1, [1, ONCE]),
+        ([900, 800, math.nan], ONCE, [1, ONCE, TWICE]),
+    ],
+)
+def test_more_is_shrunk_for_as_long_as_it_explains_more(monkeypatch, losses, found, firmness):
+    chosen, seen = tried(monkeypatch, losses)
+    assert chosen == replace(SMALL, firmness=found)
+    assert [each[:2] for each in seen] == [[firm, 0] for firm in firmness]
+
+
+@pytest.mark.parametrize(
+    ("losses", "found", "loudness"),
+    [
+        ([900, 901], 0, [0, 2]),
+        ([900, 900], 0, [0, 2]),
+        ([900, 895, 880], 1, [0, 2, 1]),
+        ([900, 895, 895], 0, [0, 2, 1]),
+        ([900, 880, 890], 2, [0, 2, 4]),
+        ([900, 880, 870], 4, [0, 2, 4]),
+        ([math.nan, 0.0], 0, [0, 2]),
+        ([900, math.nan], 0, [0, 2]),
+        ([900, 800, math.nan], 2, [0, 2, 4]),
+    ],
+)
+def test_what_is_quiet_is_told_as_plain_if_that_explains_more(monkeypatch, losses, found, loudness):
+    plain, *quieted = losses
+    chosen, seen = tried(monkeypatch, [plain, math.inf, *quieted], share=1.0)
+    assert chosen == replace(SMALL, loudness=found)
+    assert [each[:2] for each in seen] == [[1, 0], [ONCE, 0], *([1, loud] for loud in loudness[1:])]
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([900, 800, 810, 820, 815], {"firmness": ONCE}),
+        ([900, 800, 810, 790, 815], {"loudness": 2.0}),
+        ([900, 800, 810, 800, 815], {"firmness": ONCE}),
+    ],
+)
+def test_what_is_best_is_chosen_of_all_that_is_tried(monkeypatch, losses, found):
+    chosen, seen = tried(monkeypatch, losses, share=1.0)
+    assert chosen == replace(SMALL, **found)
+    assert all(firm == 1 or loud == 0 for firm, loud, _ in seen), "not both at once"
+
+
+@pytest.mark.parametrize(("matters", "trials"), [("max", 1), ("balanced", 2), ("average", 2)])
+def test_more_is_not_shrunk_where_the_largest_error_matters(monkeypatch, matters, trials):
+    assert len(tried(monkeypatch, [3, 2], replace(SMALL, objective=matters))[1]) == trials
+
+
+@pytest.mark.parametrize(("rows", "trial"), [(7, 7), (64, 64), (128, 64), (1025, 512), (0, 64)])
+def test_trials_have_half_of_the_rows_but_at_least_some(monkeypatch, rows, trial):
+    _, seen = tried(monkeypatch, [3, 2], replace(SMALL, rows=rows))
+    assert [size for *_, size in seen] == [trial] * 2
+
+
+@pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 512)])
+def test_trials_have_half_of_the_rows_that_suit_the_noise(monkeypatch, sigma, trial):
+    log = noisy(sigma)
+    assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 512: 1024}[trial]
+    _, seen = tried(monkeypatch, [3, 2], replace(SMALL, rows=0), log)
+    assert [size for *_, size in seen] == [trial] * 2
+
+
+@pytest.mark.parametrize(("share", "quieted"), [(0.24, 0), (0.25, 2)])
+def test_nothing_is_quieted_where_little_is_quiet(monkeypatch, share, quieted):
+    assert len(tried(monkeypatch, [3, 4, 2, 1], share=share)[1]) == 2 + quieted
+
+
+def test_there_are_no_trials_where_there_is_no_room(monkeypatch):
+    monkeypatch.setattr(trials, "ROOM", SMALL.rows * WHOLE.cells - 1)
+    assert tried(monkeypatch, []) == (SMALL, [])
+    monkeypatch.setattr(trials, "ROOM", SMALL.rows * WHOLE.cells)
+    assert len(tried(monkeypatch, [3, 2])[1]) == 2
+
+
+def test_trials_are_told_as_such():
+    told = []
+    with progress.listening(lambda *what: told.append(what)):
+        suited(noisy(2e-4, values=unrelated()))
+    assert {stage for stage, _, _ in told} == {"try"}
+    assert told[-1][1] == told[-1][2]
