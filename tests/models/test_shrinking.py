@@ -171,15 +171,15 @@ def aims(sigma, total=100.0, **more):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.floats(1e-3, 1e5), st.sampled_from([*STRENGTH]))
-def test_penalty_tail_and_steps_are_those_of_the_formulas(sigma, matters):
-    found = aims(sigma, objective=matters)
+@given(st.floats(1e-3, 1e5), st.sampled_from([*STRENGTH]), st.sampled_from([1.0, 2**0.5, 2.0]))
+def test_penalty_tail_and_steps_are_those_of_the_formulas(sigma, matters, firm):
+    found = aims(sigma, objective=matters, firmness=firm)
     together, crowding = sigma / math.sqrt(2), 26 / 3 * sigma / 100
     drawn = (1 / crowding + crowding**-2.5) ** -0.1 * (1 + 50 * (sigma / 100) ** 2)
-    penalty = STRENGTH[matters] * drawn / (1 + together)
+    penalty = firm * STRENGTH[matters] * drawn / (1 + together)
     assert float(found.penalty) == pytest.approx(penalty, rel=1e-5)
-    assert float(found.tail.weight) == TAIL[matters]
-    reach = max(3.0, math.sqrt(2 * math.log(1 + 20 * crowding)))
+    assert float(found.tail.weight) == pytest.approx(firm**2 * TAIL[matters], rel=1e-6)
+    reach = max(3.0 / math.sqrt(firm), math.sqrt(2 * math.log(1 + 20 * firm * crowding)))
     assert float(found.tail.reach) * 10 == pytest.approx(reach, rel=1e-5)
     assert int(found.steps) == pytest.approx(max(80 * (100 / together) ** 0.25, 100), abs=1)
     assert int(found.parts) == 1

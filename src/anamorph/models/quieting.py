@@ -17,7 +17,7 @@ The plainest marginal is found by fitting it to each of the smaller ones in turn
 for pairs ends at once. The noise of the smaller ones is in it too, but they have fewer cells, and less of it.
 
 Where most sets tell a little, many of these are quiet and lost. Whether quieting helps is therefore tried on held-back
-noise (shrinking.py). Only whole marginals are changed; of single cells, thresholds and functions nothing is quieted.
+noise (trials.py). Only whole marginals are changed; of single cells, thresholds and functions nothing is quieted.
 
 Reference: Deming & Stephan 1940 (proportional fitting).
 """

@@ -29,7 +29,9 @@ as noise allows, is tried (trials.py).
 
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
-cells are empty; reach = max(3, sqrt(2 ln(1 + 20 e))) leaves few beside those that matter.
+cells are empty; reach = max(3, sqrt(2 ln(1 + 20 e))) leaves few beside those that matter. Rows that are f times as
+firm leave more that matter, nearer by: the tail is f^2 times as heavy, and reach = max(3 / sqrt(f),
+sqrt(2 ln(1 + 20 f e))).
 
 *The steps.* Rows begin at the measured one-way marginals, each logit moved at random by up to `start`: rows that are
 alike have the same gradients, and stay alike. One row in `LEVEL` begins level instead, with all codes about as likely:
@@ -207,7 +209,7 @@ class ShrinkingProjection:
     loudness: float = 0.0
     """How loud an interaction must be not to be told as plain; 0: all are told as they were measured."""
     firmness: float = 1.0
-    """How many times the penalty is what follows from the noise; the tail is its square times as heavy."""
+    """How many times the penalty is what follows from the noise; the tail is heavier then, and begins nearer by."""
 
     def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
         """Returns the rows that explain the measurements: more of them for as long as noise does not explain the rest.
@@ -233,7 +235,8 @@ class ShrinkingProjection:
         heard, total = noise(measurements), counted(measurements)
         tiles = int(built.tiled[0].used) if built.tiled else 1
         parts = min(MOST_PARTS, max(1, tiles // PART))
-        reach = max(LEAST_REACH, math.sqrt(2 * math.log1p(RARE * heard.crowding)))
+        rare = RARE * self.firmness * heard.crowding
+        reach = max(LEAST_REACH / math.sqrt(self.firmness), math.sqrt(2 * math.log1p(rare)))
         heavy = TAIL[self.objective] * self.firmness**2
         tail = Tail(jnp.float32(heavy), jnp.float32(reach / math.sqrt(total)))
         penalty = self.firmness * STRENGTH[self.objective] * heard.shrinkage / (1 + heard.sigma)
