@@ -67,8 +67,8 @@ CELLS = (
     ("marginals:k=2", 1.0),
     ("marginals:k=3,count=64,seed=0", 1.0),
     ("marginals:k=2", 0.1),
-    ("marginals:k=3,count=64,seed=0", 10.0),
     ("marginals:k=3,count=64,seed=0", 0.1),
+    ("marginals:k=3,count=64,seed=0", 10.0),
 )
 MECHANISMS: dict[str, Mechanism] = {
     "auto": Auto(),
