@@ -4,8 +4,8 @@ The penalty of shrinking.py follows from public numbers. How much the columns de
 where many do so a little, that penalty lets through more noise than it keeps of what they say; where most hardly do at
 all, or three no more than each two of them, noise that is larger than all there is to tell. So two things are tried:
 
-- to shrink more *firmly*, f times as much with a tail f^2 times as heavy, f = sqrt(2), 2, 2 sqrt(2), for as long as
-  each is better than the one before;
+- to shrink more *firmly*, f times as much with a tail f^2 times as heavy that begins nearer by, f = sqrt(2), 2,
+  2 sqrt(2), for as long as each is better than the one before;
 - to tell what noise explains as plainly as can be (quieting.py).
 
 Rows are fitted to one half of a thinned measurement (thinning.py), and the best is what leaves the least chi^2 of the
