@@ -237,13 +237,16 @@ def least_squares(sizes: tuple[int, ...], measurements: Sequence[Measurement]) -
     )
 
 
-def as_marginals(sizes: tuple[int, ...], measurements: Sequence[Measurement]) -> Measurement:
+def as_marginals(
+    sizes: tuple[int, ...], measurements: Sequence[Measurement], weights: Mapping[Features, float] | None = None
+) -> Measurement:
     """Returns whole marginals that tell about what the measurements do: their least squares estimates.
 
-    Precisions are those of `marginals_telling`; of single columns, with which many a fit begins, `LEAST` at least.
+    Precisions are those of `marginals_telling`, for residuals with the precision that they have times their weight; of
+    single columns, with which many a fit begins, `LEAST` at least.
     """
-    model = least_squares(sizes, measurements)
-    known = {features: 1 / part.variance for features, part in model.parts.items()}
+    model, weights = least_squares(sizes, measurements), weights or {}
+    known = {features: weights.get(features, 1.0) / part.variance for features, part in model.parts.items()}
     told = {
         features: max(precision, LEAST * known[features] if len(features) == 1 else 0.0)
         for features, precision in marginals_telling(sizes, known).items()

@@ -73,12 +73,15 @@ def surpluses(known: LeastSquares, loudness: float) -> dict[Features, Reals]:
     plainer = LeastSquares(known.sizes, parts)  # has what is quieted here
     for features in sorted(known.parts, key=len):
         if len(features) > 1 and known.knows(features):
-            part = known.parts[features]
-            plain = centred(plainest(plainer, features))
-            surplus = part.values - plain
-            if quiet(surplus / math.sqrt(part.variance), loudness):
-                found[features], parts[features] = surplus, Part(plain, part.variance)
+            part, more = known.parts[features], surplus(plainer, features)
+            if quiet(more / math.sqrt(part.variance), loudness):
+                found[features], parts[features] = more, Part(part.values - more, part.variance)
     return found
+
+
+def surplus(known: LeastSquares, features: Features) -> Reals:
+    """Returns by how much an interaction differs from the plainest."""
+    return known.parts[features].values - centred(plainest(known, features))
 
 
 def plainest(model: LeastSquares, features: Features) -> Reals:
@@ -102,11 +105,11 @@ def distribution(model: LeastSquares, features: Features) -> Reals:
     return np.maximum(values - least, 0).reshape([model.sizes[feature] for feature in features])
 
 
-def quiet(surplus: Reals, loudness: float) -> bool:
-    """Returns whether noise explains an interaction, in sigmas."""
-    free = dimensions(surplus)
+def quiet(more: Reals, loudness: float) -> bool:
+    """Returns whether noise explains what an interaction has beyond the plainest, in sigmas."""
+    free = dimensions(more)
     most = math.sqrt(2 * math.log(max(free, 2))) + loudness / 2
-    return float(np.sum(surplus**2)) < free + loudness * math.sqrt(2 * free) and float(np.abs(surplus).max()) < most
+    return float(np.sum(more**2)) < free + loudness * math.sqrt(2 * free) and float(np.abs(more).max()) < most
 
 
 def dimensions(interaction: Reals) -> int:

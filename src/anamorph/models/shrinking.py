@@ -78,6 +78,7 @@ from anamorph.models.quieting import quieted
 from anamorph.models.relaxed import Parameters, RelaxedRows, information, lines_loss
 from anamorph.models.simplex import NOWHERE, Layout, softmax
 from anamorph.models.tiles import NO_TAIL, Share, Tail, beside
+from anamorph.models.weighing import weighed
 from anamorph.release import Measurement
 
 Objective = Literal["balanced", "max", "average"]
@@ -210,6 +211,8 @@ class ShrinkingProjection:
     """How loud an interaction must be not to be told as plain; 0: all are told as they were measured."""
     firmness: float = 1.0
     """How many times the penalty is what follows from the noise; the tail is heavier then, and begins nearer by."""
+    weighing: bool = False
+    """Whether what stands out of the noise counts for more than what does not."""
 
     def fit(self, sizes: tuple[int, ...], measurements: Sequence[Measurement], *, seed: int) -> RelaxedRows:
         """Returns the rows that explain the measurements: more of them for as long as noise does not explain the rest.
@@ -218,10 +221,11 @@ class ShrinkingProjection:
         """
         layout, rows, stage = Layout(sizes), self.rows or fitting_rows(measurements), "project"
         aims = self.aims(layout, measurements)
+        whole = aims._replace(goals=goals.build(layout, measurements, last=True)) if self.weighing else aims
         while True:
             begin = replace(self, rows=rows).begin(layout, measurements, seed)
             point, finite = descend(layout, begin, aims, stage)
-            wanted = rows if self.rows or not finite else explaining_rows(layout, point, aims, measurements)
+            wanted = rows if self.rows or not finite else explaining_rows(layout, point, whole, measurements)
             if wanted <= rows:
                 break
             rows, stage = wanted, "again"
@@ -230,8 +234,8 @@ class ShrinkingProjection:
 
     def aims(self, layout: Layout, measurements: Sequence[Measurement]) -> Aims:
         """Returns the goals, and what follows from the noise."""
-        quiet = quieted(measurements, self.loudness) if self.loudness else measurements
-        built = goals.build(layout, quiet, last=True)
+        told = quieted(measurements, self.loudness) if self.loudness else measurements
+        built = goals.build(layout, weighed(told) if self.weighing else told, last=True)
         heard, total = noise(measurements), counted(measurements)
         tiles = int(built.tiled[0].used) if built.tiled else 1
         parts = min(MOST_PARTS, max(1, tiles // PART))

@@ -1,16 +1,19 @@
-"""Trials: how firmly to shrink, and what to quiet, by what is held back of a measurement.
+"""Trials: how firmly to shrink, what to weigh and what to quiet, by what is held back of a measurement.
 
 The penalty of shrinking.py follows from public numbers. How much the columns depend on each other none of these tells:
-where many do so a little, that penalty lets through more noise than it keeps of what they say; where most hardly do at
-all, or three no more than each two of them, noise that is larger than all there is to tell. So two things are tried:
+where many do so a little, that penalty lets through more noise than it keeps of what they say; where some do strongly
+and most hardly, it is too strong for the former and too weak for the latter; where three do no more than each two of
+them, noise is larger than all there is to tell. So three things are tried:
 
-- to shrink more *firmly*, f times as much with a tail f^2 times as heavy that begins nearer by, f = sqrt(2), 2,
-  2 sqrt(2), for as long as each is better than the one before;
+- to *weigh* what was measured by how much it stands out of noise (weighing.py), with 2^(-1/2) or 1/2 of the penalty, and
+  on from the better of these, less or more by sqrt(2) for as long as each is better than the one before;
+- where that is no better, to shrink more *firmly*, f times as much with a tail f^2 times as heavy that begins nearer
+  by, f = sqrt(2), 2, 2 sqrt(2), for as long as each is better than the one before;
 - to tell what noise explains as plainly as can be (quieting.py).
 
 Rows are fitted to one half of a thinned measurement (thinning.py), and the best is what leaves the least chi^2 of the
 other half. Its noise is independent of the rows, and the same for all of them; what differs is, in expectation, the sum
-of their squared errors, in sigmas. Both at once are not tried: what is quiet has little noise to shrink.
+of their squared errors, in sigmas. All at once is not tried: what is quiet has little noise to shrink.
 
 A sum of squares weighs what is large, and many small errors alike. What is shrunk more firmly costs some of the former
 and gains of the latter, so it is not tried where only the largest error matters.
@@ -33,8 +36,14 @@ from anamorph.release import Measurement
 ROOM = 1 << 30
 """The most rows times cells of a trial: seconds on two cores."""
 
-FIRMER = (2**0.5, 2.0, 2**1.5)
-"""How many times the penalty is tried to be."""
+FIRMER = (1.0, 2**0.5, 2.0, 2**1.5)
+"""How many times the penalty is tried to be, in this order."""
+
+LIGHTER = (2**-2.5, 2**-2.0, 2**-1.5, 2**-1.0, 2**-0.5, 1.0, 2**0.5, 2.0)
+"""How many times it is tried to be beside weights."""
+
+MIDDLE = 3
+"""Of these, which is tried first."""
 
 LOUDNESS = 2.0
 """How loud what is not told as plain is tried to be; then twice as loud if that is better, or half as loud if it is so
@@ -82,17 +91,31 @@ def suited(
         return Trial(2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL)), other)
 
     plain = judge(estimator)
-    return least(firmer(plain, judge), quieter(plain, judge, told)).estimator
+    best = climbed(judge, replace(estimator, weighing=True), LIGHTER, MIDDLE)
+    if not best.left < plain.left - GAIN:
+        best = plain if estimator.objective == "max" else climbed(judge, estimator, FIRMER, first=plain)
+    return least(best, quieter(plain, judge, told)).estimator
 
 
-def firmer(plain: Trial, judge: Judge) -> Trial:
-    """Returns the best of trials that shrink ever more firmly."""
-    best = plain
-    for firmness in FIRMER if plain.estimator.objective != "max" else ():
-        trial = judge(replace(plain.estimator, firmness=firmness))
-        if not trial.left < best.left - GAIN:
+def climbed(
+    judge: Judge,
+    estimator: ShrinkingProjection,
+    firmness: Sequence[float],
+    begin: int = 0,
+    *,
+    first: Trial | None = None,
+) -> Trial:
+    """Returns the best of trials that shrink ever more firmly; if the first of these is no better, ever less."""
+    start = first or judge(replace(estimator, firmness=firmness[begin]))
+    for path in (firmness[begin + 1 :], firmness[:begin][::-1]):
+        best = start
+        for firm in path:
+            trial = judge(replace(estimator, firmness=firm))
+            if not trial.left < best.left - GAIN:
+                break
+            best = trial
+        if best is not start:
             break
-        best = trial
     return best
 
 
