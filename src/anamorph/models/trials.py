@@ -36,14 +36,14 @@ from anamorph.release import Measurement
 ROOM = 1 << 30
 """The most rows times cells of a trial: seconds on two cores."""
 
-FIRMER = (1.0, 2**0.5, 2.0, 2**1.5)
+FIRMER = (2**0.5, 2.0, 2**1.5)
 """How many times the penalty is tried to be, in this order."""
 
-LIGHTER = (2**-2.5, 2**-2.0, 2**-1.5, 2**-1.0, 2**-0.5, 1.0, 2**0.5, 2.0)
+LIGHTER = (0.5, 2**-0.5)
 """How many times it is tried to be beside weights."""
 
-MIDDLE = 3
-"""Of these, which is tried first."""
+LIGHTEST, HEAVIER = (2**-1.5, 0.25), (1.0, 2**0.5, 2.0)
+"""How it is tried on from the first of these, and from the second."""
 
 LOUDNESS = 2.0
 """How loud what is not told as plain is tried to be; then twice as loud if that is better, or half as loud if it is so
@@ -54,6 +54,9 @@ WORTH = 0.25
 
 GAIN = 10.0
 """By how much chi^2 must fall for a trial to be better: fits that are nearly the same differ by a few by chance."""
+
+LOSS = 100.0
+"""By how much it may be larger for another step on the same way to be tried."""
 
 
 class Trial(NamedTuple):
@@ -91,31 +94,29 @@ def suited(
         return Trial(2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL)), other)
 
     plain = judge(estimator)
-    best = climbed(judge, replace(estimator, weighing=True), LIGHTER, MIDDLE)
-    if not best.left < plain.left - GAIN:
-        best = plain if estimator.objective == "max" else climbed(judge, estimator, FIRMER, first=plain)
+    best = heavier(plain, judge)
+    if best is plain and estimator.objective != "max":
+        best = climbed(plain, judge, FIRMER)
     return least(best, quieter(plain, judge, told)).estimator
 
 
-def climbed(
-    judge: Judge,
-    estimator: ShrinkingProjection,
-    firmness: Sequence[float],
-    begin: int = 0,
-    *,
-    first: Trial | None = None,
-) -> Trial:
-    """Returns the best of trials that shrink ever more firmly; if the first of these is no better, ever less."""
-    start = first or judge(replace(estimator, firmness=firmness[begin]))
-    for path in (firmness[begin + 1 :], firmness[:begin][::-1]):
-        best = start
-        for firm in path:
-            trial = judge(replace(estimator, firmness=firm))
-            if not trial.left < best.left - GAIN:
-                break
-            best = trial
-        if best is not start:
+def heavier(plain: Trial, judge: Judge) -> Trial:
+    """Returns the best of trials that weigh what was measured."""
+    light, less = (judge(replace(plain.estimator, weighing=True, firmness=firmness)) for firmness in LIGHTER)
+    if not min(light.left, less.left) < plain.left + LOSS:
+        return plain
+    best = climbed(light, judge, LIGHTEST) if light.left < less.left else climbed(less, judge, HEAVIER)
+    return best if best.left < plain.left - GAIN else plain
+
+
+def climbed(begin: Trial, judge: Judge, firmness: Sequence[float]) -> Trial:
+    """Returns the best of trials that shrink ever more firmly, or ever less."""
+    best = begin
+    for firm in firmness:
+        trial = judge(replace(begin.estimator, firmness=firm))
+        if not trial.left < best.left - GAIN:
             break
+        best = trial
     return best
 
 
