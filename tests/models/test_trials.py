@@ -16,7 +16,12 @@ from anamorph.models.shrinking import ShrinkingProjection, fitting_rows
 from anamorph.models.thinning import thinned
 
 SMALL = ShrinkingProjection(rows=40)
-ONCE, TWICE, THRICE = 2**0.5, 2.0, 2**1.5
+LESS, ONCE, TWICE, THRICE = 2**-0.5, 2**0.5, 2.0, 2**1.5
+WEIGHED = [[0.5, 0, True], [LESS, 0, True]]
+"""What is tried first beside weights."""
+
+UNWEIGHED = (math.inf, math.inf)
+"""What these leave where weights explain nothing."""
 
 
 def suited(log, estimator=SMALL, seed=0):
@@ -39,8 +44,7 @@ def test_less_is_told_where_columns_hardly_depend_on_each_other(seed):
     values = unrelated()
     log = noisy(2e-4, seed, values=values)
     chosen = suited(log, seed=seed)
-    assert chosen.loudness > 0 or chosen.firmness > 1
-    assert chosen == replace(SMALL, loudness=chosen.loudness, firmness=chosen.firmness)
+    assert chosen.loudness > 0 or chosen.firmness > 1 or chosen.weighing
     before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
     assert np.abs(after - values).sum() < 0.8 * np.abs(before - values).sum()
 
@@ -48,6 +52,7 @@ def test_less_is_told_where_columns_hardly_depend_on_each_other(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_more_is_shrunk_where_columns_depend_on_each_other_a_little(seed, monkeypatch):
     monkeypatch.setattr(trials, "WORTH", math.inf)  # nothing is quieted
+    monkeypatch.setattr(trials, "heavier", lambda plain, _judge: plain)  # or weighed
     values = mildly_related()
     log = noisy(1e-4, seed, values=values)
     chosen = suited(log, seed=seed)
@@ -56,8 +61,17 @@ def test_more_is_shrunk_where_columns_depend_on_each_other_a_little(seed, monkey
     assert np.square(after - values).sum() < 0.9 * np.square(before - values).sum()
 
 
-def test_nothing_is_changed_where_there_is_little_noise():
-    assert suited(noisy(1e-5)) == SMALL
+def test_nothing_is_changed_where_nothing_explains_more():
+    assert suited(noisy(2e-5)) == SMALL
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_stands_out_counts_for_more_where_that_is_better(seed):
+    log = noisy(1e-5, seed)
+    chosen = suited(log, seed=seed)
+    assert chosen.weighing
+    before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
+    assert np.square(after - exact()).sum() < 0.85 * np.square(before - exact()).sum()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -73,11 +87,11 @@ def test_nothing_is_quieted_where_columns_depend_on_each_other(seed):
 
 
 def tried(monkeypatch, losses, estimator=SMALL, log=None, share=0.0):
-    """What is found where the trials leave these chi^2, and what each of them was."""
+    """What is found where the trials leave these chi^2, and each of them: firmness, loudness, weights, rows."""
     seen, left, aims = [], iter(losses), ShrinkingProjection.aims
 
     def heard(self, layout, told):
-        seen.append([self.firmness, self.loudness])
+        seen.append([self.firmness, self.loudness, self.weighing])
         return aims(self, layout, told)
 
     def descended(_layout, point, _aims, _stage):
@@ -107,9 +121,10 @@ def tried(monkeypatch, losses, estimator=SMALL, log=None, share=0.0):
     ],
 )
 def test_more_is_shrunk_for_as_long_as_it_explains_more(monkeypatch, losses, found, firmness):
-    chosen, seen = tried(monkeypatch, losses)
+    plain, *firmer = losses
+    chosen, seen = tried(monkeypatch, [plain, *UNWEIGHED, *firmer])
     assert chosen == replace(SMALL, firmness=found)
-    assert [each[:2] for each in seen] == [[firm, 0] for firm in firmness]
+    assert [each[:3] for each in seen] == [[1, 0, False], *WEIGHED, *([firm, 0, False] for firm in firmness[1:])]
 
 
 @pytest.mark.parametrize(
@@ -128,54 +143,96 @@ def test_more_is_shrunk_for_as_long_as_it_explains_more(monkeypatch, losses, fou
 )
 def test_what_is_quiet_is_told_as_plain_if_that_explains_more(monkeypatch, losses, found, loudness):
     plain, *quieted = losses
-    chosen, seen = tried(monkeypatch, [plain, math.inf, *quieted], share=1.0)
+    chosen, seen = tried(monkeypatch, [plain, *UNWEIGHED, math.inf, *quieted], share=1.0)
     assert chosen == replace(SMALL, loudness=found)
-    assert [each[:2] for each in seen] == [[1, 0], [ONCE, 0], *([1, loud] for loud in loudness[1:])]
+    firmer, louder = [ONCE, 0, False], [[1, loud, False] for loud in loudness[1:]]
+    assert [each[:3] for each in seen] == [[1, 0, False], *WEIGHED, firmer, *louder]
 
 
 @pytest.mark.parametrize(
     ("losses", "found"),
     [
-        ([900, 800, 810, 820, 815], {"firmness": ONCE}),
-        ([900, 800, 810, 790, 815], {"loudness": 2.0}),
-        ([900, 800, 810, 800, 815], {"firmness": ONCE}),
+        ([900, *UNWEIGHED, 800, 810, 820, 815], {"firmness": ONCE}),
+        ([900, *UNWEIGHED, 800, 810, 790, 815], {"loudness": 2.0}),
+        ([900, *UNWEIGHED, 800, 810, 800, 815], {"firmness": ONCE}),
+        ([900, 800, 700, 695, 705, 715], {"firmness": LESS, "weighing": True}),
+        ([900, 800, 700, 695, 690, 715], {"loudness": 2.0}),
     ],
 )
 def test_what_is_best_is_chosen_of_all_that_is_tried(monkeypatch, losses, found):
     chosen, seen = tried(monkeypatch, losses, share=1.0)
     assert chosen == replace(SMALL, **found)
-    assert all(firm == 1 or loud == 0 for firm, loud, _ in seen), "not both at once"
+    assert all(loud == 0 or (firm == 1 and not weighing) for firm, loud, weighing, _ in seen), "not all at once"
 
 
-@pytest.mark.parametrize(("matters", "trials"), [("max", 1), ("balanced", 2), ("average", 2)])
+@pytest.mark.parametrize(
+    ("losses", "found", "firmness"),
+    [
+        ([900, 880, 870, 865], LESS, [0.5, LESS, 1]),
+        ([900, 880, 870, 850, 845], 1, [0.5, LESS, 1, ONCE]),
+        ([900, 880, 870, 850, 830, 810], 2, [0.5, LESS, 1, ONCE, 2]),
+        ([900, 870, 880, 865], 0.5, [0.5, LESS, 2**-1.5]),
+        ([900, 870, 880, 850, 845], 2**-1.5, [0.5, LESS, 2**-1.5, 0.25]),
+        ([900, 870, 880, 850, 830], 0.25, [0.5, LESS, 2**-1.5, 0.25]),
+        ([900, 870, 870, 870], 0.5, [0.5, LESS, 2**-1.5]),
+        ([900, 999, 1200, 880, 875], 2**-1.5, [0.5, LESS, 2**-1.5, 0.25]),
+        ([900, 870, math.nan, 865], 0.5, [0.5, LESS, 2**-1.5]),
+    ],
+)
+def test_what_stands_out_counts_for_more_if_that_explains_more(monkeypatch, losses, found, firmness):
+    chosen, seen = tried(monkeypatch, losses)
+    assert chosen == replace(SMALL, weighing=True, firmness=found)
+    assert [each[:3] for each in seen] == [[1, 0, False], *([firm, 0, True] for firm in firmness)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "firmness"),
+    [
+        ([900, 1000, 1000], []),
+        ([900, 1200, 1001], []),
+        ([900, 891, 900, 890], [2**-1.5]),
+        ([900, 950, 920, 891, 895], [1, ONCE]),
+        ([math.nan, 1, 1], []),
+        ([900, math.nan, math.nan], []),
+    ],
+)
+def test_nothing_is_weighed_that_does_not_explain_more(monkeypatch, losses, firmness):
+    chosen, seen = tried(monkeypatch, [*losses, math.inf])
+    assert chosen == SMALL
+    weighed = [each[:3] for each in seen if each[2]]
+    assert weighed == [*WEIGHED, *([firm, 0, True] for firm in firmness)]
+    assert seen[-1][:3] == [ONCE, 0, False]
+
+
+@pytest.mark.parametrize(("matters", "trials"), [("max", 3), ("balanced", 4), ("average", 4)])
 def test_more_is_not_shrunk_where_the_largest_error_matters(monkeypatch, matters, trials):
-    assert len(tried(monkeypatch, [3, 2], replace(SMALL, objective=matters))[1]) == trials
+    assert len(tried(monkeypatch, [3, *UNWEIGHED, 2], replace(SMALL, objective=matters))[1]) == trials
 
 
 @pytest.mark.parametrize(("rows", "trial"), [(7, 7), (64, 64), (128, 64), (1025, 512), (0, 64)])
 def test_trials_have_half_of_the_rows_but_at_least_some(monkeypatch, rows, trial):
-    _, seen = tried(monkeypatch, [3, 2], replace(SMALL, rows=rows))
-    assert [size for *_, size in seen] == [trial] * 2
+    _, seen = tried(monkeypatch, [3, *UNWEIGHED, 2], replace(SMALL, rows=rows))
+    assert [size for *_, size in seen] == [trial] * 4
 
 
 @pytest.mark.parametrize(("sigma", "trial"), [(0.1, 64), (4e-4, 128), (1e-6, 512)])
 def test_trials_have_half_of_the_rows_that_suit_the_noise(monkeypatch, sigma, trial):
     log = noisy(sigma)
     assert fitting_rows(thinned(log, seed=0)[0]) == {64: 64, 128: 256, 512: 1024}[trial]
-    _, seen = tried(monkeypatch, [3, 2], replace(SMALL, rows=0), log)
-    assert [size for *_, size in seen] == [trial] * 2
+    _, seen = tried(monkeypatch, [3, *UNWEIGHED, 2], replace(SMALL, rows=0), log)
+    assert [size for *_, size in seen] == [trial] * 4
 
 
 @pytest.mark.parametrize(("share", "quieted"), [(0.24, 0), (0.25, 2)])
 def test_nothing_is_quieted_where_little_is_quiet(monkeypatch, share, quieted):
-    assert len(tried(monkeypatch, [3, 4, 2, 1], share=share)[1]) == 2 + quieted
+    assert len(tried(monkeypatch, [3, *UNWEIGHED, 4, 2, 1], share=share)[1]) == 4 + quieted
 
 
 def test_there_are_no_trials_where_there_is_no_room(monkeypatch):
     monkeypatch.setattr(trials, "ROOM", SMALL.rows * WHOLE.cells - 1)
     assert tried(monkeypatch, []) == (SMALL, [])
     monkeypatch.setattr(trials, "ROOM", SMALL.rows * WHOLE.cells)
-    assert len(tried(monkeypatch, [3, 2])[1]) == 2
+    assert len(tried(monkeypatch, [3, *UNWEIGHED, 2])[1]) == 4
 
 
 def test_trials_are_told_as_such():

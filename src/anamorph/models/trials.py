@@ -5,15 +5,16 @@ where many do so a little, that penalty lets through more noise than it keeps of
 and most hardly, it is too strong for the former and too weak for the latter; where three do no more than each two of
 them, noise is larger than all there is to tell. So three things are tried:
 
-- to *weigh* what was measured by how much it stands out of noise (weighing.py), with 2^(-1/2) or 1/2 of the penalty, and
-  on from the better of these, less or more by sqrt(2) for as long as each is better than the one before;
+- to *weigh* what was measured by how far it stands out of noise (weighing.py), beside half of the penalty and beside
+  sqrt(1/2) of it; then on from the better of these, with less, or with more, for as long as each is better than the one
+  before, unless both explain much less than no weights do;
 - where that is no better, to shrink more *firmly*, f times as much with a tail f^2 times as heavy that begins nearer
   by, f = sqrt(2), 2, 2 sqrt(2), for as long as each is better than the one before;
 - to tell what noise explains as plainly as can be (quieting.py).
 
 Rows are fitted to one half of a thinned measurement (thinning.py), and the best is what leaves the least chi^2 of the
 other half. Its noise is independent of the rows, and the same for all of them; what differs is, in expectation, the sum
-of their squared errors, in sigmas. All at once is not tried: what is quiet has little noise to shrink.
+of their squared errors, in sigmas. Not all are tried at once: what is quiet has little noise to shrink.
 
 A sum of squares weighs what is large, and many small errors alike. What is shrunk more firmly costs some of the former
 and gains of the latter, so it is not tried where only the largest error matters.
@@ -105,7 +106,7 @@ def heavier(plain: Trial, judge: Judge) -> Trial:
     light, less = (judge(replace(plain.estimator, weighing=True, firmness=firmness)) for firmness in LIGHTER)
     if not min(light.left, less.left) < plain.left + LOSS:
         return plain
-    best = climbed(light, judge, LIGHTEST) if light.left < less.left else climbed(less, judge, HEAVIER)
+    best = climbed(less, judge, HEAVIER) if less.left < light.left else climbed(light, judge, LIGHTEST)
     return best if best.left < plain.left - GAIN else plain
 
 

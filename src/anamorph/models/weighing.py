@@ -1,16 +1,16 @@
 """Weighing: what stands out of the noise counts for more than what does not.
 
-The penalty of a fit draws an answer towards what independence says by about penalty * sigma^2 counts, all alike. In most
-tables a few pairs of columns depend on each other strongly, many a little, and the rest not at all: what suits the last
-costs the first dearly. So each interaction (quieting.py) has a weight w, the precision of a measurement is told as w
-times what it is, and the penalty draws by penalty * sigma^2 / w counts: little where there is much to tell, far where
-noise is all there seems to be. With z the interaction beyond the plainest, in sigmas, and d its dimensions,
+The penalty of a fit draws answers towards what independence says, all by about penalty * sigma^2 counts. In most tables
+a few columns depend on each other strongly, many a little, and the rest not at all: what suits the last costs the first
+dearly. So each interaction (quieting.py) has a weight w: it is told with w times the precision that it was measured
+with, and drawn by penalty * sigma^2 / w counts, little where there is much to tell, far where noise is all there seems
+to be. With z what it says beyond the plainest, in sigmas, and d its dimensions,
 
     s = max(|z|^2 / d,  max z^2 / (2 ln 2d)) - 1,      w = max(1/5, s / (s + 2)):
 
-noise leaves about d of |z|^2 and 2 ln 2d of the largest of z^2, so s is how many times stronger than noise is what
-there is to tell, be it all over a marginal or in a few of its cells. Single columns have the least weight, beyond what
-larger marginals say of them: with all of theirs, the noise of their rare codes is fitted.
+noise leaves about d of |z|^2 and 2 ln 2d of the largest z^2, so s is how many times stronger than noise is what there
+is to tell, be it all over a marginal or in a few of its cells. Single columns have the least weight, beyond what larger
+marginals say of them: with all of it, rare codes are fitted to their noise (docs/accuracy.md).
 
 The weights follow from the noisy answers alone. Whether they help is tried on held-back noise (trials.py). Only whole
 marginals are weighed; single cells, thresholds and functions count as they were measured.
