@@ -204,6 +204,15 @@ def test_nothing_is_weighed_that_does_not_explain_more(monkeypatch, losses, firm
     assert seen[-1][:3] == [ONCE, 0, False]
 
 
+def test_beside_weights_more_is_not_shrunk_either_where_the_largest_error_matters(monkeypatch):
+    largest = replace(SMALL, objective="max")
+    chosen, seen = tried(monkeypatch, [900, 880, 870], largest)
+    assert chosen == replace(largest, weighing=True, firmness=LESS)
+    assert len(seen) == 3
+    chosen, _ = tried(monkeypatch, [900, 870, 880, 850, 845], largest)
+    assert chosen == replace(largest, weighing=True, firmness=2**-1.5)
+
+
 @pytest.mark.parametrize(("matters", "trials"), [("max", 3), ("balanced", 4), ("average", 4)])
 def test_more_is_not_shrunk_where_the_largest_error_matters(monkeypatch, matters, trials):
     assert len(tried(monkeypatch, [3, *UNWEIGHED, 2], replace(SMALL, objective=matters))[1]) == trials

@@ -17,7 +17,8 @@ other half. Its noise is independent of the rows, and the same for all of them; 
 of their squared errors, in sigmas. Not all are tried at once: what is quiet has little noise to shrink.
 
 A sum of squares weighs what is large, and many small errors alike. What is shrunk more firmly costs some of the former
-and gains of the latter, so it is not tried where only the largest error matters.
+and gains of the latter, so neither that nor more of the penalty beside weights is tried where only the largest error
+matters.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def heavier(plain: Trial, judge: Judge) -> Trial:
     light, less = (judge(replace(plain.estimator, weighing=True, firmness=firmness)) for firmness in LIGHTER)
     if not min(light.left, less.left) < plain.left + LOSS:
         return plain
-    best = climbed(less, judge, HEAVIER) if less.left < light.left else climbed(light, judge, LIGHTEST)
+    more = HEAVIER if plain.estimator.objective != "max" else ()
+    best = climbed(less, judge, more) if less.left < light.left else climbed(light, judge, LIGHTEST)
     return best if best.left < plain.left - GAIN else plain
 
 
