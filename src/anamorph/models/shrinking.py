@@ -24,8 +24,8 @@ doubt, as e^(1/10) where it fills them all; where sigma is no small part of the 
 be told from noise, and all is drawn to independence; where it is below a row there is little noise to throw away, and
 c falls with it.
 
-*How dependent the columns are* no public number tells: how *firmly* to shrink beyond that, and what to tell as plainly
-as noise allows, is tried (trials.py).
+*How dependent the columns are* no public number tells: how *firmly* to shrink beyond that, whether what stands out of
+noise counts for more (weighing.py), and what to tell as plainly as noise allows, is tried (trials.py).
 
 *The tail.* A soft threshold leaves the largest answers c sigmas short. Residuals beyond `reach` sigmas are therefore
 pulled harder: half their squared excess weighs `tail` more. Noise leaves some residuals there too, the more the more
@@ -210,7 +210,7 @@ class ShrinkingProjection:
     loudness: float = 0.0
     """How loud an interaction must be not to be told as plain; 0: all are told as they were measured."""
     firmness: float = 1.0
-    """How many times the penalty is what follows from the noise; the tail is heavier then, and begins nearer by."""
+    """How many times the penalty is what follows from the noise; above 1 the tail is heavier, and begins nearer by."""
     weighing: bool = False
     """Whether what stands out of the noise counts for more than what does not."""
 
