@@ -5,9 +5,9 @@ where many do so a little, that penalty lets through more noise than it keeps of
 and most hardly, it is too strong for the former and too weak for the latter; where three do no more than each two of
 them, noise is larger than all there is to tell. So three things are tried:
 
-- to *weigh* what was measured by how far it stands out of noise (weighing.py), beside half of the penalty and beside
-  sqrt(1/2) of it; then on from the better of these, with less, or with more, for as long as each is better than the one
-  before, unless both explain much less than no weights do;
+- to *weigh* what was measured by how far it stands out of noise (weighing.py), beside half of the penalty; unless that
+  explains much less than no weights do, beside sqrt(1/2) of it; then on from the better of these, with less, or with
+  more, for as long as each is better than the one before;
 - where that is no better, to shrink more *firmly*, f times as much with a tail f^2 times as heavy that begins nearer
   by, f = sqrt(2), 2, 2 sqrt(2), for as long as each is better than the one before;
 - to tell what noise explains as plainly as can be (quieting.py).
@@ -41,10 +41,10 @@ ROOM = 1 << 30
 FIRMER = (2**0.5, 2.0, 2**1.5)
 """How many times the penalty is tried to be, in this order."""
 
-LIGHTER = (0.5, 2**-0.5)
+LIGHT, LESS = 0.5, 2**-0.5
 """How many times it is tried to be beside weights."""
 
-LIGHTEST, HEAVIER = (2**-1.5, 0.25), (1.0, 2**0.5, 2.0)
+LIGHTER, HEAVIER = (2**-1.5, 0.25), (1.0, 2**0.5, 2.0)
 """How it is tried on from the first of these, and from the second."""
 
 LOUDNESS = 2.0
@@ -57,8 +57,8 @@ WORTH = 0.25
 GAIN = 10.0
 """By how much chi^2 must fall for a trial to be better: fits that are nearly the same differ by a few by chance."""
 
-LOSS = 100.0
-"""By how much it may be larger for another step on the same way to be tried."""
+LOSS = 50.0
+"""By how much it may be larger beside weights for another penalty to be tried."""
 
 
 class Trial(NamedTuple):
@@ -104,11 +104,12 @@ def suited(
 
 def heavier(plain: Trial, judge: Judge) -> Trial:
     """Returns the best of trials that weigh what was measured."""
-    light, less = (judge(replace(plain.estimator, weighing=True, firmness=firmness)) for firmness in LIGHTER)
-    if not min(light.left, less.left) < plain.left + LOSS:
+    light = judge(replace(plain.estimator, weighing=True, firmness=LIGHT))
+    if not light.left < plain.left + LOSS:
         return plain
+    less = judge(replace(light.estimator, firmness=LESS))
     more = HEAVIER if plain.estimator.objective != "max" else ()
-    best = climbed(less, judge, more) if less.left < light.left else climbed(light, judge, LIGHTEST)
+    best = climbed(less, judge, more) if less.left < light.left else climbed(light, judge, LIGHTER)
     return best if best.left < plain.left - GAIN else plain
 
 
