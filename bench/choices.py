@@ -31,7 +31,7 @@ from anamorph.mechanisms.auto import Auto, chosen, planned, split, told
 from anamorph.models import shrinking
 from anamorph.models.shrinking import Aims, Layout, Parameters, ShrinkingProjection, counted, noise, whole_marginals
 from anamorph.models.thinning import thinned
-from anamorph.models.trials import FIRMER, LIGHT, LOUDNESS, suited
+from anamorph.models.trials import BESIDE, FIRMER, LOUDNESS, suited
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload as parse_workload
 from anamorph.queries.workload import Workload
@@ -125,7 +125,7 @@ VARIANTS: dict[str, Variant] = {
     "tried": Variant(tried=True),
     "always quieted": Variant(estimator=replace(FIXED, loudness=LOUDNESS)),
     "always firmer": Variant(estimator=replace(FIXED, firmness=FIRMER[0])),
-    "always weighed": Variant(estimator=replace(FIXED, weighing=True, firmness=LIGHT)),
+    "always weighed": Variant(estimator=replace(FIXED, weighing=True, firmness=BESIDE[0])),
     "no penalty": penalised(lambda _: 0.0),
     "strength x 0.5": penalised(lambda _: 0.5),
     "strength x 2": penalised(lambda _: 2.0),

@@ -52,7 +52,7 @@ def test_less_is_told_where_columns_hardly_depend_on_each_other(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_more_is_shrunk_where_columns_depend_on_each_other_a_little(seed, monkeypatch):
     monkeypatch.setattr(trials, "WORTH", math.inf)  # nothing is quieted
-    monkeypatch.setattr(trials, "heavier", lambda plain, _judge: plain)  # or weighed
+    monkeypatch.setattr(trials, "by_weight", lambda plain, _judge: plain)  # or weighed
     values = mildly_related()
     log = noisy(1e-4, seed, values=values)
     chosen = suited(log, seed=seed)

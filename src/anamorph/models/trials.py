@@ -41,10 +41,10 @@ ROOM = 1 << 30
 FIRMER = (2**0.5, 2.0, 2**1.5)
 """How many times the penalty is tried to be, in this order."""
 
-LIGHT, LESS = 0.5, 2**-0.5
-"""How many times it is tried to be beside weights."""
+BESIDE = (0.5, 2**-0.5)
+"""How many times it is tried to be beside weights, at first."""
 
-LIGHTER, HEAVIER = (2**-1.5, 0.25), (1.0, 2**0.5, 2.0)
+DOWN, UP = (2**-1.5, 0.25), (1.0, 2**0.5, 2.0)
 """How it is tried on from the first of these, and from the second."""
 
 LOUDNESS = 2.0
@@ -96,20 +96,21 @@ def suited(
         return Trial(2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL)), other)
 
     plain = judge(estimator)
-    best = heavier(plain, judge)
+    best = by_weight(plain, judge)
     if best is plain and estimator.objective != "max":
         best = climbed(plain, judge, FIRMER)
     return least(best, quieter(plain, judge, told)).estimator
 
 
-def heavier(plain: Trial, judge: Judge) -> Trial:
-    """Returns the best of trials that weigh what was measured."""
-    light = judge(replace(plain.estimator, weighing=True, firmness=LIGHT))
-    if not light.left < plain.left + LOSS:
+def by_weight(plain: Trial, judge: Judge) -> Trial:
+    """Returns the best of trials that weigh what was measured; the plain one where none is better."""
+    weighing = replace(plain.estimator, weighing=True)
+    low = judge(replace(weighing, firmness=BESIDE[0]))
+    if not low.left < plain.left + LOSS:
         return plain
-    less = judge(replace(light.estimator, firmness=LESS))
-    more = HEAVIER if plain.estimator.objective != "max" else ()
-    best = climbed(less, judge, more) if less.left < light.left else climbed(light, judge, LIGHTER)
+    high = judge(replace(weighing, firmness=BESIDE[1]))
+    up = UP if weighing.objective != "max" else ()
+    best = climbed(high, judge, up) if high.left < low.left else climbed(low, judge, DOWN)
     return best if best.left < plain.left - GAIN else plain
 
 
