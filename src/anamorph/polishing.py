@@ -192,7 +192,7 @@ class Polish:
         order, change = generator.permutation(len(owner)), 0
         batch = min(max(len(order) // BATCHES, SMALLEST), LARGEST)
         for first in range(0, len(order), batch):
-            rows = order[first : first + batch]
+            rows = np.sort(order[first : first + batch])  # those of one relaxed row together: drawn and found faster
             uniform = generator.random((CANDIDATES, rows.size))
             drawn = values.draw(np.broadcast_to(owner[rows], uniform.shape), uniform)
             change += self.settle(column, self.proposals(column, sets, rows, drawn), generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fits import WHOLE, WIDE, answers, exact, noisy, unrelated
@@ -87,8 +88,11 @@ def test_nothing_is_quieted_where_columns_depend_on_each_other(seed):
 
 
 def tried(monkeypatch, losses, estimator=SMALL, log=None, share=0.0):
-    """What is found where the trials leave these chi^2, and each of them: firmness, loudness, weights, rows."""
-    seen, left, aims = [], iter(losses), ShrinkingProjection.aims
+    """What is found where the trials leave these chi^2, and each of them: firmness, loudness, weights, rows.
+
+    The first leaves as much when it goes on.
+    """
+    seen, left, aims = [], iter([*losses[:1], *losses]), ShrinkingProjection.aims
 
     def heard(self, layout, told):
         seen.append([self.firmness, self.loudness, self.weighing])
@@ -103,7 +107,9 @@ def tried(monkeypatch, losses, estimator=SMALL, log=None, share=0.0):
     monkeypatch.setattr(trials, "descend", descended)
     monkeypatch.setattr(trials, "quiet_share", lambda _told, loudness: share if loudness == 4 else 0)
     monkeypatch.setattr(trials, "unexplained", lambda *_what: next(left) / (2 * log[0].total))
-    return suited(log, estimator), seen
+    found = suited(log, estimator)
+    assert seen[:1] == seen[1:2], "what goes on is as it was"
+    return found, seen[1:]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +249,31 @@ def test_there_are_no_trials_where_there_is_no_room(monkeypatch):
     assert tried(monkeypatch, []) == (SMALL, [])
     monkeypatch.setattr(trials, "ROOM", SMALL.rows * WHOLE.cells)
     assert len(tried(monkeypatch, [3, *UNWEIGHED, 2])[1]) == 3
+
+
+@pytest.mark.parametrize("plain", [(800, 900), (900, 800), (math.nan, 700), (900, 790), (790, 900)])
+def test_what_is_better_must_be_so_than_the_first_as_it_ends_and_as_it_goes_on(monkeypatch, plain):
+    left = iter([*plain, 789.9, 789])
+    monkeypatch.setattr(trials, "unexplained", lambda *_what: next(left) / (2 * noisy(0.01)[0].total))
+    monkeypatch.setattr(trials, "by_weight", lambda plain, _judge: plain)
+    monkeypatch.setattr(trials, "quiet_share", lambda *_what: 0)
+    assert (suited(noisy(0.01)).firmness > 1) == (sorted(plain) == [800, 900])
+
+
+@pytest.mark.parametrize(("steps", "brief"), [(100, 25), (101, 26)])
+def test_all_trials_go_on_from_the_first_with_a_quarter_of_its_steps(monkeypatch, steps, brief):
+    seen, aims = [], ShrinkingProjection.aims
+
+    def descended(_layout, point, aims, _stage):
+        seen.append((float(point.rows[0]), int(aims.steps), round(float(aims.rate), 6)))
+        return point._replace(rows=point.rows + 1), True
+
+    monkeypatch.setattr(ShrinkingProjection, "aims", lambda *what: aims(*what)._replace(steps=jnp.int32(steps)))
+    monkeypatch.setattr(trials, "descend", descended)
+    suited(noisy(2e-5))
+    assert seen[0] == (0, steps, 0.2)
+    assert len(seen) > 2
+    assert set(seen[1:]) == {(1, brief, 0.1)}
 
 
 def test_trials_are_told_as_such():
