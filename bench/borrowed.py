@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anamorph.compilation import forget_compiled
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
@@ -137,6 +138,7 @@ def at_most(seconds: int) -> Iterator[None]:
 
 def measured(key: Key) -> Figures:
     """Returns max, tv and seconds of one run."""
+    forget_compiled()
     rows, mechanism = load(key.data), MECHANISMS[key.variant]
     workload = parse_workload(key.workload, rows.schema)
     budget = Budget(epsilon=key.epsilon, delta=1 / rows.rows() ** 2)

@@ -24,6 +24,7 @@ from unittest import mock
 import jax
 import numpy as np
 
+from anamorph.compilation import forget_compiled
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
@@ -180,6 +181,7 @@ def asked(data: Sequence[str], *, slow: bool = False) -> list[Key]:
 
 def measured(key: Key) -> Figures:
     """Returns the true errors of one run."""
+    forget_compiled()
     variant, rows = VARIANTS[key.variant], tables.load(key.data)
     workload = parse_workload(key.workload, rows.schema)
     begin = perf_counter()

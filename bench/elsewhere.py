@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from anamorph.compilation import forget_compiled
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import Errors, merged, model_errors
@@ -60,6 +61,7 @@ ONCE = ("aim", "rap, all at once with penalty")
 
 def errors(rows: Rows, workload: str, made: Mechanism, epsilon: float, seed: int) -> Errors:
     """Returns the errors of one run."""
+    forget_compiled()
     queries = parse_workload(workload, rows.schema)
     budget = Budget(epsilon=epsilon, delta=1 / rows.rows() ** 2)
     curator = Curator(rows, budget, neighbours="add-remove", unsafe_seed=1000 + seed)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anamorph.columns import Codes
+from anamorph.compilation import forget_compiled
 from anamorph.curator.budget import Budget
 from anamorph.curator.curator import Curator
 from anamorph.evaluation.errors import merged, model_errors
@@ -175,6 +176,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
 
 def errors(rows: Rows, workload: str, name: str, epsilon: float, seed: int) -> tuple[float, float]:
     """Returns the largest error and the tv of one run."""
+    forget_compiled()
     queries = parse_workload(workload, rows.schema)
     budget = Budget(epsilon=epsilon, delta=1 / rows.rows() ** 2)
     curator = Curator(rows, budget, neighbours="add-remove", unsafe_seed=1000 + seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,33 @@ def test_a_place_that_is_no_folder_is_done_without(tmp_path, blocked):
     (tmp_path / "taken").write_text("")
     name = tmp_path / "taken" if blocked == "file" else tmp_path / "taken" / "compiled"
     assert run(tmp_path, ANAMORPH_CACHE=str(name)) == ("None", "None")
+
+
+FORGET = """
+import gc
+import jax
+from pathlib import Path
+from anamorph.compilation import forget_compiled
+step = jax.jit(lambda x: (x @ x.T).sum() * 3)
+for size in range(2, 6):
+    step(jax.numpy.ones((size, size))).block_until_ready()
+count = lambda: len(Path("/proc/self/maps").read_bytes().splitlines())
+held, compiled = count(), step._cache_size()
+done = forget_compiled(allowed=Path({allowed!r}))
+gc.collect()
+print(done, compiled, step._cache_size(), held, count())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say how many maps there are")
+@pytest.mark.parametrize(("allowed", "full"), [("100", True), ("10000000", False), ("none", False), ("", False)])
+def test_what_was_compiled_is_dropped_before_memory_maps_run_out(tmp_path, allowed, full):
+    place = tmp_path / "allowed"
+    if allowed:
+        place.write_text(allowed)
+    code = FORGET.format(allowed=str(place))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    dropped, compiled, kept, before, after = done.stdout.split()
+    assert (dropped, compiled) == (str(full), "4")
+    assert (kept == "0") == full
+    assert (int(after) < int(before)) == full

@@ -1,4 +1,5 @@
-"""Compiled steps, kept between runs: XLA takes seconds to compile what then computes for less.
+"""Compiled steps, kept between runs, and dropped before they are too many: XLA takes seconds to compile what then
+computes for less, and memory maps by the hundred for every program.
 
 What is kept is machine code for shapes that follow from the schema, the workload and the parameters: no data, and
 nothing that depends on private rows (their number included: rows are counted in batches of one fixed shape).
@@ -42,3 +43,20 @@ def keep_compiled() -> Path | None:
     jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
+
+
+def forget_compiled(held: Path = Path("/proc/self/maps"), allowed: Path = Path("/proc/sys/vm/max_map_count")) -> bool:
+    """Drops what this process has compiled if it fills half of its memory maps; returns whether it did.
+
+    A process that fits tables of ever new shapes would run out of them after some ninety, and memory could not be had
+    though there is plenty. Where the system does not say how many there are, nothing is dropped.
+    """
+    import jax  # noqa: PLC0415 - of the commands that compile nothing none should wait for it
+
+    try:
+        full = 2 * held.read_bytes().count(b"\n") > int(allowed.read_bytes())
+    except (OSError, ValueError):
+        return False
+    if full:
+        jax.clear_caches()
+    return full

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anamorph import archive, progress
-from anamorph.compilation import keep_compiled
+from anamorph.compilation import forget_compiled, keep_compiled
 from anamorph.curator.budget import Budget, Relation
 from anamorph.curator.curator import Curator, check_request
 from anamorph.curator.ledger import Ledger
@@ -204,6 +204,7 @@ def run(fit: Fit, said: Callable[[str], None] = lambda _: None) -> Release:
     for warning in warned:
         said(warning)
     keep_compiled()
+    forget_compiled()
     use_cores()
     progress.report("read", 0, 1)
     engine = f"{max(fit.divided(workload).engine >> 20, 1)}MiB"
