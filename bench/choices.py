@@ -191,7 +191,7 @@ def measured(key: Key) -> Figures:
     estimator = variant.estimator
     if variant.tried:
         halves = (told(workload.sizes, half) for half in thinned(log, seed=key.seed))
-        estimator = suited(estimator, workload.sizes, *halves, seed=key.seed)
+        estimator = suited(estimator, workload, *halves, seed=key.seed)
     model = estimator.fit(workload.sizes, told(workload.sizes, log), seed=key.seed)
     seconds = perf_counter() - begin
     errors = merged(model_errors(rows, model, workload))

@@ -540,14 +540,14 @@ def test_the_fit_is_of_what_is_said(monkeypatch):
 def test_how_much_is_shrunk_is_tried_on_halves_of_what_is_said(monkeypatch, relation):
     given = []
 
-    def suited(estimator, sizes, *halves, seed):
-        given.append((sizes, halves, seed))
+    def suited(estimator, asked, *halves, seed):
+        given.append((asked.parts, halves, seed))
         return replace(estimator, loudness=8.0, firmness=2.0)
 
     monkeypatch.setattr(auto, "suited", suited)
     found = SMALL(curator(relation=relation), PAIRS, seed=3)
-    ((sizes, halves, seed),) = given
-    assert (sizes, seed) == (SIZES, 3)
+    ((asked, halves, seed),) = given
+    assert (asked, seed) == (PAIRS.parts, 3)
     for half, expected in zip(halves, thinned(found.measurements, seed=3), strict=True):
         np.testing.assert_array_equal(half[0].values, auto.told(SIZES, expected)[0].values)
     told = auto.told(SIZES, found.measurements)
@@ -628,6 +628,15 @@ def test_numbers_are_planned_as_they_are_measured(spec):
     assert (step.blocks, step.cells) == (measurement.workload.blocks, measurement.workload.cells)
     assert found.mechanism == description(SMALL)
     assert found.privacy.spent == pytest.approx(found.privacy.rho)
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "thresholds:k=2,r=1"])
+def test_for_halfspaces_nothing_is_tried_and_for_thresholds_they_are_asked_for(monkeypatch, spec):
+    given = []
+    monkeypatch.setattr(auto, "suited", lambda estimator, asked, *_halves, seed: given.append(asked) or estimator)
+    SMALL(native_curator(), parse_workload(spec, NATIVE), seed=0)
+    assert len(given) == (not spec.startswith("halfspaces"))
+    assert ("thresholds" in spec) == any(isinstance(part, Thresholds) for asked in given for part in asked.parts)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

@@ -8,13 +8,16 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fits import WHOLE, WIDE, answers, exact, noisy, unrelated
+from fits import WHOLE, WIDE, answers, exact, measure, noisy, unrelated
 
 from anamorph import progress
 from anamorph.models import trials
+from anamorph.models.least_squares import least_squares
 from anamorph.models.relaxed import RelaxedRows
 from anamorph.models.shrinking import ShrinkingProjection, fitting_rows
 from anamorph.models.thinning import thinned
+from anamorph.queries.thresholds import Thresholds
+from anamorph.queries.workload import Workload
 
 SMALL = ShrinkingProjection(rows=40)
 LESS, ONCE, TWICE, THRICE = 2**-0.5, 2**0.5, 2.0, 2**1.5
@@ -25,8 +28,8 @@ UNWEIGHED = (math.inf,)
 """What it leaves where weights explain nothing."""
 
 
-def suited(log, estimator=SMALL, seed=0):
-    return trials.suited(estimator, WIDE, *thinned(log, seed=seed), seed=seed)
+def suited(log, estimator=SMALL, seed=0, asked=WHOLE):
+    return trials.suited(estimator, asked, *thinned(log, seed=seed), seed=seed)
 
 
 def mildly_related():
@@ -82,6 +85,37 @@ def test_nothing_is_quieted_where_columns_depend_on_each_other(seed):
     assert chosen.loudness == 0
     before, after = (answers(each.fit(WIDE, log, seed=seed), WHOLE) for each in (SMALL, chosen))
     assert np.square(after - exact()).sum() <= np.square(before - exact()).sum()
+
+
+# --- thresholds
+
+EITHER = Workload((WHOLE.parts[0], Thresholds(WIDE, ((0, 1), (2, 3)), least=1)))
+
+
+def test_thresholds_are_missed_by_what_rows_and_noisy_answers_differ_in():
+    rows = SMALL.fit(WIDE, noisy(1e-5), seed=0)
+    known = least_squares(WIDE, [measure(WHOLE, answers(rows, WHOLE), sigma=1e-4)])
+    assert trials.amiss(EITHER, known, rows) < 1e-8
+    other = SMALL.fit(WIDE, noisy(1e-3), seed=0)
+    away = answers(other, EITHER)[sum(WIDE) :] - answers(rows, EITHER)[sum(WIDE) :]
+    assert trials.amiss(EITHER, known, other) == pytest.approx(np.square(away).sum(), rel=1e-3)
+    assert trials.amiss(WHOLE, known, other) == 0, "marginals are judged by chi^2 alone"
+
+
+def test_thresholds_that_do_not_follow_from_what_was_measured_are_not_judged():
+    rows = SMALL.fit(WIDE, noisy(1e-3), seed=0)
+    singles = Workload(WHOLE.parts[:1])
+    known = least_squares(WIDE, [measure(singles, exact()[: sum(WIDE)], sigma=1e-4)])
+    assert trials.amiss(EITHER, known, rows) == 0
+
+
+@pytest.mark.parametrize(
+    ("missed", "weighed"), [((1, 1), True), ((1, 0.9), True), ((1, 1.1), False), ((1, math.nan), False)]
+)
+def test_what_is_better_must_not_miss_more_of_the_thresholds_that_are_asked_for(monkeypatch, missed, weighed):
+    left = iter(missed)
+    monkeypatch.setattr(trials, "amiss", lambda *_what: next(left))
+    assert suited(noisy(1e-5)).weighing == weighed
 
 
 # --- what is tried

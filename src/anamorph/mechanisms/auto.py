@@ -26,7 +26,8 @@ penalty throws away what the noise says about those that did not deserve it.
 
 *Native numbers* are cut into bands of equal width (queries/banding.py), up to `MOST_BANDS` and no more than noise lets
 tell apart, or as the workload cuts them; then all is as with codes. Each number alone is measured in finer bands, too,
-which tell where in its band it lies (models/banded.py).
+which tell where in its band it lies (models/banded.py). For halfspaces nothing is tried (models/trials.py): they are
+sums of so many cells that what is shrunk adds up.
 
 *Functions* of rows are measured as they are, with half of the budget, or all but that of single columns.
 
@@ -64,9 +65,10 @@ from anamorph.models.tiles import tile_bytes
 from anamorph.models.trials import suited
 from anamorph.queries.banding import Banding, Detail, banding
 from anamorph.queries.marginals import Cells, Marginals
+from anamorph.queries.numbers import Tested
 from anamorph.queries.residuals import Residuals, free
 from anamorph.queries.strategies import RESOLUTION, Design, Strategy
-from anamorph.queries.workload import Workload
+from anamorph.queries.workload import Queries, Workload
 from anamorph.release import Measurement, Release
 from anamorph.schema import Schema
 
@@ -155,8 +157,10 @@ class Auto:
         log = (curator.measure(view.measured(queries), rho=curator.remaining),)
         progress.report("measure", 1, 1)
         seen = (view.seen(queries, log[0]),)
-        halves = (told(sizes, half) for half in thinned(seen, seed=seed))
-        rows = suited(estimator, sizes, *halves, seed=seed).fit(sizes, told(sizes, seen), seed=seed)
+        if not any(map(is_halfspaces, workload.parts)):
+            halves = (told(sizes, half) for half in thinned(seen, seed=seed))
+            estimator = suited(estimator, asked, *halves, seed=seed)
+        rows = estimator.fit(sizes, told(sizes, seen), seed=seed)
         model = ruled(view, rows, view.details(queries, log[0])) if view.cuts else rows
         return release(self, curator, workload, model, log)
 
@@ -264,6 +268,11 @@ def faintness(curator: Curator, sets: Collection[Features]) -> float:
     """Returns the sigma of some marginals, as a part of the rows, if they had all of the budget."""
     squared = len(sets) * (2 if curator.neighbours == "replace" else 1)
     return gaussian_sigma(squared, curator.remaining) / max(curator.total, 1.0)
+
+
+def is_halfspaces(part: Queries) -> bool:
+    """Returns whether queries are halfspaces: sums of so many cells that what is shrunk from these adds up."""
+    return isinstance(part, Tested) and part.tally.weights is not None
 
 
 def asked_for(workload: Workload) -> dict[Features, float]:

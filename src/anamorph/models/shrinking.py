@@ -229,8 +229,7 @@ class ShrinkingProjection:
             if wanted <= rows:
                 break
             rows, stage = wanted, "again"
-        lines, weights = map(np.asarray, reveal(layout, point))
-        return RelaxedRows(sizes, lines, weights, point, degraded=not finite)
+        return replace(revealed(layout, point), degraded=not finite)
 
     def aims(self, layout: Layout, measurements: Sequence[Measurement]) -> Aims:
         """Returns the goals, and what follows from the noise."""
@@ -408,6 +407,12 @@ def unexplained(layout: Layout, point: Parameters, measured: goals.Goals, tail: 
 def shares(point: Parameters) -> tuple[tuple[Array, ...], Array]:
     """Returns the probabilities and the row weights that logits stand for."""
     return tuple(map(softmax, point.free)), jax.nn.softmax(point.rows)
+
+
+def revealed(layout: Layout, point: Parameters) -> RelaxedRows:
+    """Returns the rows that logits stand for."""
+    lines, weights = map(np.asarray, reveal(layout, point))
+    return RelaxedRows(layout.sizes, lines, weights, point)
 
 
 @partial(jax.jit, static_argnums=0)

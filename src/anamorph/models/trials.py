@@ -19,6 +19,9 @@ with a quarter of the steps at half of the rate, and choose as if each had begun
 better than the first, both as it ends and as it goes on. Not all are tried at once: what is quiet has little noise to
 shrink.
 
+Thresholds are sums of many cells, whose errors may add up: where they are asked for, what is best must not miss those
+of the other half by more than the first does.
+
 A sum of squares weighs what is large, and many small errors alike. What is shrunk more firmly costs some of the former
 and gains of the latter, so neither that nor more of the penalty beside weights is tried where only the largest error
 matters.
@@ -33,13 +36,25 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from anamorph.models import goals
+from anamorph.models.least_squares import LeastSquares, least_squares
 from anamorph.models.quieting import quiet_share
-from anamorph.models.relaxed import Parameters
-from anamorph.models.shrinking import FEWEST_ROWS, ShrinkingProjection, counted, descend, fitting_rows, unexplained
+from anamorph.models.relaxed import Parameters, RelaxedRows
+from anamorph.models.shrinking import (
+    FEWEST_ROWS,
+    ShrinkingProjection,
+    counted,
+    descend,
+    fitting_rows,
+    revealed,
+    unexplained,
+)
 from anamorph.models.simplex import Layout
 from anamorph.models.tiles import NO_TAIL
+from anamorph.queries.thresholds import Thresholds
+from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 
 ROOM = 1 << 30
@@ -76,6 +91,8 @@ class Trial(NamedTuple):
 
     left: float
     estimator: ShrinkingProjection
+    point: Parameters
+    """Where its rows are."""
 
 
 Judge = Callable[[ShrinkingProjection], Trial]
@@ -83,17 +100,18 @@ Judge = Callable[[ShrinkingProjection], Trial]
 
 def suited(
     estimator: ShrinkingProjection,
-    sizes: tuple[int, ...],
+    asked: Workload,
     told: Sequence[Measurement],
     held: Sequence[Measurement],
     *,
     seed: int,
 ) -> ShrinkingProjection:
-    """Returns the estimator that best explains what is held back: firmer, quieter, or as it is.
+    """Returns the estimator that best explains what is held back: with weights, firmer, quieter, or as it is.
 
     Half of the rows are fitted, but at least `FEWEST_ROWS`. Where these and the cells have no `ROOM`, trials would take
     long.
     """
+    sizes = asked.sizes
     all_rows = estimator.rows or fitting_rows(told)
     rows = max(all_rows // 2, min(all_rows, FEWEST_ROWS))
     if rows * sum(measurement.workload.cells for measurement in told) > ROOM:
@@ -101,7 +119,7 @@ def suited(
     layout, unseen = Layout(sizes), goals.build(Layout(sizes), held, last=True)
 
     def judged(other: ShrinkingProjection, point: Parameters) -> Trial:
-        return Trial(2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL)), other)
+        return Trial(2 * counted(held) * float(unexplained(layout, point, unseen, NO_TAIL)), other, point)
 
     def judge(other: ShrinkingProjection) -> Trial:
         aims = other.aims(layout, told)
@@ -114,7 +132,20 @@ def suited(
     best = by_weight(plain, judge)
     if best is plain and estimator.objective != "max":
         best = climbed(plain, judge, FIRMER)
-    return least(best, quieter(plain, judge, told)).estimator
+    best = least(best, quieter(plain, judge, told))
+    if best is plain:
+        return estimator
+    known = least_squares(sizes, held)
+    before, after = (amiss(asked, known, revealed(layout, trial.point)) for trial in (plain, best))
+    return best.estimator if after <= before else estimator
+
+
+def amiss(asked: Workload, known: LeastSquares, rows: RelaxedRows) -> float:
+    """Returns by how much rows miss the thresholds that are asked for, as far as noisy answers tell these: squared."""
+    parts = tuple(part for part in asked.parts if isinstance(part, Thresholds))
+    tallies = [piece.tally for piece in replace(asked, parts=parts, weights=()).pieces()] if parts else []
+    told = (tally for tally in tallies if all(map(known.knows, tally.sets)))
+    return sum(float(np.square(rows.answer(tally) - known.answer(tally)).sum()) for tally in told)
 
 
 def by_weight(plain: Trial, judge: Judge) -> Trial:

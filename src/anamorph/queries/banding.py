@@ -25,6 +25,7 @@ from anamorph.errors import WorkloadError
 from anamorph.queries.bands import Banded, merged_sizes
 from anamorph.queries.marginals import MOST_MARGINALS, Cells, Marginals
 from anamorph.queries.numbers import Tested
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Queries, Workload
 from anamorph.release import Measurement
 
@@ -78,13 +79,15 @@ class Banding:
         return tuple(cuts.get(column, ()) for column in range(len(self.sizes)))
 
     def merge(self, workload: Workload) -> Workload:
-        """Returns the marginals of codes and bands that tell what a workload asks for."""
-        if not self.cuts:
-            return workload
-        told = [
-            dict.fromkeys(inner for sets in sets_of(part) for inner in self.within(sets)) for part in workload.parts
-        ]
-        return replace(workload, parts=tuple(Marginals(self.merged, tuple(sets)) for sets in told))
+        """Returns the marginals of codes and bands that tell what a workload asks for; thresholds stay thresholds."""
+        return replace(workload, parts=tuple(map(self.told, workload.parts))) if self.cuts else workload
+
+    def told(self, part: Queries) -> Marginals:
+        """Returns the marginals that tell of a part of a workload, or its thresholds, which are of codes alone."""
+        if isinstance(part, Thresholds):
+            return replace(part, sizes=self.merged)
+        sets = dict.fromkeys(inner for sets in sets_of(part) for inner in self.within(sets))
+        return Marginals(self.merged, tuple(sets))
 
     def within(self, features: Features) -> Iterator[Features]:
         """Returns the sets of as many of some columns as a marginal of bands may have cells for: all, as a rule."""
