@@ -48,15 +48,15 @@ def keep_compiled() -> Path | None:
 def forget_compiled(held: Path = Path("/proc/self/maps"), allowed: Path = Path("/proc/sys/vm/max_map_count")) -> bool:
     """Drops what this process has compiled if it fills half of its memory maps; returns whether it did.
 
-    A process that fits tables of ever new shapes would run out of them after some ninety, and memory could not be had
+    A process that fits tables of ever new shapes would run out of them after some dozens, and memory could not be had
     though there is plenty. Where the system does not say how many there are, nothing is dropped.
     """
-    import jax  # noqa: PLC0415 - of the commands that compile nothing none should wait for it
-
     try:
         full = 2 * held.read_bytes().count(b"\n") > int(allowed.read_bytes())
     except (OSError, ValueError):
         return False
     if full:
+        import jax  # noqa: PLC0415 - of the commands that compile nothing none should wait for it
+
         jax.clear_caches()
     return full

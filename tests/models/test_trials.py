@@ -89,33 +89,41 @@ def test_nothing_is_quieted_where_columns_depend_on_each_other(seed):
 
 # --- thresholds
 
-EITHER = Workload((WHOLE.parts[0], Thresholds(WIDE, ((0, 1), (2, 3)), least=1)))
+EITHER = Workload((Thresholds(WIDE, ((0, 1), (2, 3)), least=1), *WHOLE.parts))
+ASKED = [piece.tally for piece in EITHER.pieces()][:2]
+"""Its thresholds."""
 
 
 def test_thresholds_are_missed_by_what_rows_and_noisy_answers_differ_in():
     rows = SMALL.fit(WIDE, noisy(1e-5), seed=0)
     known = least_squares(WIDE, [measure(WHOLE, answers(rows, WHOLE), sigma=1e-4)])
-    assert trials.amiss(EITHER, known, rows) < 1e-8
+    assert trials.amiss(ASKED, known, rows) < 1e-8
     other = SMALL.fit(WIDE, noisy(1e-3), seed=0)
-    away = answers(other, EITHER)[sum(WIDE) :] - answers(rows, EITHER)[sum(WIDE) :]
-    assert trials.amiss(EITHER, known, other) == pytest.approx(np.square(away).sum(), rel=1e-3)
-    assert trials.amiss(WHOLE, known, other) == 0, "marginals are judged by chi^2 alone"
+    away = np.concatenate([other.answer(tally) - rows.answer(tally) for tally in ASKED])
+    assert trials.amiss(ASKED, known, other) == pytest.approx(np.square(away).sum(), rel=1e-3)
 
 
 def test_thresholds_that_do_not_follow_from_what_was_measured_are_not_judged():
     rows = SMALL.fit(WIDE, noisy(1e-3), seed=0)
     singles = Workload(WHOLE.parts[:1])
     known = least_squares(WIDE, [measure(singles, exact()[: sum(WIDE)], sigma=1e-4)])
-    assert trials.amiss(EITHER, known, rows) == 0
+    assert trials.amiss(ASKED, known, rows) == 0
 
 
 @pytest.mark.parametrize(
     ("missed", "weighed"), [((1, 1), True), ((1, 0.9), True), ((1, 1.1), False), ((1, math.nan), False)]
 )
 def test_what_is_better_must_not_miss_more_of_the_thresholds_that_are_asked_for(monkeypatch, missed, weighed):
-    left = iter(missed)
-    monkeypatch.setattr(trials, "amiss", lambda *_what: next(left))
-    assert suited(noisy(1e-5)).weighing == weighed
+    left, given = iter(missed), []
+    monkeypatch.setattr(trials, "amiss", lambda tallies, *_what: given.append(tallies) or next(left))
+    assert suited(noisy(1e-5), asked=EITHER).weighing == weighed
+    assert given == [ASKED, ASKED]
+
+
+@pytest.mark.parametrize("parts", [WHOLE.parts, (Thresholds(WIDE, WHOLE.parts[1].sets, least=2),)])
+def test_marginals_are_judged_by_chi_squared_alone(monkeypatch, parts):
+    monkeypatch.setattr(trials, "amiss", None)
+    assert suited(noisy(1e-5), asked=Workload(parts)).weighing
 
 
 # --- what is tried

@@ -20,6 +20,7 @@ from anamorph.queries.bands import Banded
 from anamorph.queries.custom import custom
 from anamorph.queries.marginals import Marginals
 from anamorph.queries.spec import workload
+from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 from anamorph.schema import Schema
@@ -146,6 +147,17 @@ def test_marginals_of_too_many_cells_stand_for_those_inside():
     assert {len(each) for each in found} == {10}
     many = list(view.within(tuple(range(44))))
     assert {len(each) for each in many} == {5}, "of the larger ones there are millions"
+
+
+def test_thresholds_stay_thresholds_unless_their_marginals_are_too_large():
+    view = Banding((5,) * 12 + (100,), {12: (50,)}, {})
+    small, large = (
+        Thresholds(view.sizes, ((0, 1), (2, 3)), least=1),
+        Thresholds(view.sizes, (tuple(range(12)),), least=2),
+    )
+    told = view.merge(Workload((small, large))).parts
+    assert told == (Thresholds(view.merged, small.sets, least=1), Marginals(view.merged, told[1].sets))
+    assert (len(told[1].sets), {len(each) for each in told[1].sets}) == (math.comb(12, 10), {10})
 
 
 def test_functions_are_refused():

@@ -38,6 +38,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from anamorph.curator.tallies import AtLeast
 from anamorph.models import goals
 from anamorph.models.least_squares import LeastSquares, least_squares
 from anamorph.models.quieting import quiet_share
@@ -53,7 +54,6 @@ from anamorph.models.shrinking import (
 )
 from anamorph.models.simplex import Layout
 from anamorph.models.tiles import NO_TAIL
-from anamorph.queries.thresholds import Thresholds
 from anamorph.queries.workload import Workload
 from anamorph.release import Measurement
 
@@ -126,25 +126,24 @@ def suited(
         steps = jnp.int32(math.ceil(BRIEF * int(aims.steps)))
         return judged(other, descend(layout, begin, aims._replace(steps=steps, rate=GENTLE * aims.rate), "try")[0])
 
-    before = replace(estimator, rows=rows).begin(layout, told, seed)
-    begin, _ = descend(layout, before, estimator.aims(layout, told), "try")
+    fresh = replace(estimator, rows=rows).begin(layout, told, seed)
+    begin, _ = descend(layout, fresh, estimator.aims(layout, told), "try")
     plain = least(judged(estimator, begin), judge(estimator))
     best = by_weight(plain, judge)
     if best is plain and estimator.objective != "max":
         best = climbed(plain, judge, FIRMER)
     best = least(best, quieter(plain, judge, told))
-    if best is plain:
-        return estimator
+    thresholds = [piece.tally for piece in asked.pieces() if isinstance(piece.tally, AtLeast)]
+    if best is plain or not thresholds:
+        return best.estimator
     known = least_squares(sizes, held)
-    before, after = (amiss(asked, known, revealed(layout, trial.point)) for trial in (plain, best))
+    before, after = (amiss(thresholds, known, revealed(layout, trial.point)) for trial in (plain, best))
     return best.estimator if after <= before else estimator
 
 
-def amiss(asked: Workload, known: LeastSquares, rows: RelaxedRows) -> float:
-    """Returns by how much rows miss the thresholds that are asked for, as far as noisy answers tell these: squared."""
-    parts = tuple(part for part in asked.parts if isinstance(part, Thresholds))
-    tallies = [piece.tally for piece in replace(asked, parts=parts, weights=()).pieces()] if parts else []
-    told = (tally for tally in tallies if all(map(known.knows, tally.sets)))
+def amiss(thresholds: Sequence[AtLeast], known: LeastSquares, rows: RelaxedRows) -> float:
+    """Returns the sum of the squares by which rows miss thresholds, as far as these follow from noisy answers."""
+    told = (tally for tally in thresholds if all(map(known.knows, tally.sets)))
     return sum(float(np.square(rows.answer(tally) - known.answer(tally)).sum()) for tally in told)
 
 

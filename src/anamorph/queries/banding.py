@@ -79,15 +79,15 @@ class Banding:
         return tuple(cuts.get(column, ()) for column in range(len(self.sizes)))
 
     def merge(self, workload: Workload) -> Workload:
-        """Returns the marginals of codes and bands that tell what a workload asks for; thresholds stay thresholds."""
+        """Returns the marginals of codes and bands that tell what a workload asks for; thresholds may stay such."""
         return replace(workload, parts=tuple(map(self.told, workload.parts))) if self.cuts else workload
 
     def told(self, part: Queries) -> Marginals:
-        """Returns the marginals that tell of a part of a workload, or its thresholds, which are of codes alone."""
-        if isinstance(part, Thresholds):
+        """Returns the marginals that tell of a part of a workload; thresholds, of codes alone, if none is too large."""
+        sets = tuple(dict.fromkeys(inner for sets in sets_of(part) for inner in self.within(sets)))
+        if isinstance(part, Thresholds) and sets == part.sets:
             return replace(part, sizes=self.merged)
-        sets = dict.fromkeys(inner for sets in sets_of(part) for inner in self.within(sets))
-        return Marginals(self.merged, tuple(sets))
+        return Marginals(self.merged, sets)
 
     def within(self, features: Features) -> Iterator[Features]:
         """Returns the sets of as many of some columns as a marginal of bands may have cells for: all, as a rule."""
